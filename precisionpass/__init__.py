@@ -1,0 +1,52 @@
+"""precisionpass: attention, softmax and norms with FP32 statistics, by rules, with a review of every change.
+
+    print(precisionpass.explain(model, args, rules="stable-bf16"))   # a dry run: nothing changes
+    model = precisionpass.compile(model, rules="stable-bf16", review="review/")
+
+Importing this package imports nothing heavy: each public name is loaded at its first use.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from precisionpass.api import compile, explain, is_active, report, rewrite
+    from precisionpass.errors import PrecisionPassError
+    from precisionpass.rules.model import Match, Rule
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Match",
+    "PrecisionPassError",
+    "Rule",
+    "__version__",
+    "compile",
+    "explain",
+    "is_active",
+    "report",
+    "rewrite",
+]
+
+_HOME = {
+    "Match": "precisionpass.rules.model",
+    "PrecisionPassError": "precisionpass.errors",
+    "Rule": "precisionpass.rules.model",
+    "compile": "precisionpass.api",
+    "explain": "precisionpass.api",
+    "is_active": "precisionpass.api",
+    "report": "precisionpass.api",
+    "rewrite": "precisionpass.api",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
