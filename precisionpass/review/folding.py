@@ -1,0 +1,112 @@
+"""Fold what is the same: names that differ only in integers, and records that differ only in their place."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from precisionpass.review.plain import plain
+
+if TYPE_CHECKING:
+    from precisionpass.review.report import NearMissRecord, SiteRecord
+
+Record = TypeVar("Record", "SiteRecord", "NearMissRecord")
+
+# Canonical integers only: `01` and numbers of ten and more digits stay text, so that unfolding gives the same name.
+_INTEGER = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,8})(?![0-9])")
+
+
+@dataclass(frozen=True)
+class Group(Generic[Record]):
+    """Records that are the same but for their place.
+
+    record: the first of them, which stands for all. names: their modules, folded, exact. sources, graphs: where they
+    are, folded. count: how many sites they are together.
+    """
+
+    record: Record
+    names: tuple[str, ...]
+    sources: str
+    graphs: str
+    count: int
+
+
+def group_records(records: Iterable[Record]) -> list[Group[Record]]:
+    """The records in groups, in the order in which each group first appears."""
+    alike: dict[str, list[Record]] = {}
+    for record in records:
+        alike.setdefault(_content(record), []).append(record)
+    return [_group(members) for members in alike.values()]
+
+
+def fold_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Names with their integers folded: h.0.attn, h.1.attn, h.2.attn -> h.{0-2}.attn.
+
+    The result stands for exactly the names given, each once, in the order in which each pattern first appears.
+    """
+    patterns: dict[tuple[str, ...], set[tuple[int, ...]]] = {}
+    for name in names:
+        literals = tuple(_INTEGER.split(name))
+        patterns.setdefault(literals, set()).add(tuple(int(number) for number in _INTEGER.findall(name)))
+    return tuple(_spelled(literals, box) for literals, points in patterns.items() for box in _boxes(points))
+
+
+def fold_integers(numbers: Iterable[int]) -> str:
+    """Integers as ranges with gaps: 0, 1, 2, 3, 5 -> "0-3,5"."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def fold_sources(sources: Iterable[str]) -> str:
+    """Places by file: "a.py:3", "a.py:7", "b.py:1" -> "a.py:3,7 b.py:1"."""
+    files: dict[str, set[int]] = {}
+    others: list[str] = []
+    for source in sources:
+        file, _, line = source.rpartition(":")
+        if file and _INTEGER.fullmatch(line):
+            files.setdefault(file, set()).add(int(line))
+        elif source and source not in others:
+            others.append(source)
+    return " ".join([*(f"{file}:{fold_integers(lines)}" for file, lines in files.items()), *others])
+
+
+def _group(members: Sequence[Record]) -> Group[Record]:
+    return Group(
+        record=members[0],
+        names=fold_names(member.module for member in members),
+        sources=fold_sources(member.source for member in members),
+        graphs=" ".join(fold_names(member.graph for member in members)),
+        count=sum(getattr(member, "count", 1) for member in members),
+    )
+
+
+def _content(record: Record) -> str:
+    """Everything about a record but its place, as a key."""
+    content = plain(replace(record, module="", source="", graph=""))
+    assert isinstance(content, dict)
+    return json.dumps(content | {"count": 1}, sort_keys=True)
+
+
+def _boxes(points: set[tuple[int, ...]]) -> list[tuple[frozenset[int], ...]]:
+    """Disjoint products of integer sets that together are exactly the points: merged slot by slot, last slot first."""
+    boxes = [tuple(frozenset([number]) for number in point) for point in sorted(points)]
+    for slot in reversed(range(len(boxes[0]))):
+        merged: dict[tuple[frozenset[int], ...], frozenset[int]] = {}
+        for box in boxes:
+            others = box[:slot] + box[slot + 1 :]
+            merged[others] = merged.get(others, frozenset()) | box[slot]
+        boxes = [(*others[:slot], values, *others[slot:]) for others, values in merged.items()]
+    return boxes
+
+
+def _spelled(literals: tuple[str, ...], box: tuple[frozenset[int], ...]) -> str:
+    slots = [fold_integers(values) if len(values) == 1 else f"{{{fold_integers(values)}}}" for values in box]
+    return literals[0] + "".join(slot + literal for slot, literal in zip(slots, literals[1:], strict=True))

@@ -1,0 +1,156 @@
+"""The report: what was found, decided and why, as plain data.
+
+It holds no times and no addresses: the same model and rules give the same report, so that a team can commit it and
+read its changes as a diff.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+from precisionpass.review import files, text
+from precisionpass.review.plain import plain
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class SiteRecord:
+    """A place in the model that is attention, a softmax or a norm, and what was decided about it.
+
+    module: exact dotted name ("" for the model itself). source: the user's file:line. graph: "0" for the first graph
+    captured, "0.1" for its second child. rule: the id that decided, "" if none. settings: name -> {"value", "rule",
+    "file", "line"}. reason: a stable code ("rewritten" for a rewritten site), message: the same in words.
+    facts: name -> number, bool or text. formula: what the site computes. holds_while: the condition on sizes under
+    which this record holds, "" if always. count: how many sites the record stands for.
+    """
+
+    kind: str
+    module: str
+    module_class: str
+    source: str
+    graph: str
+    decision: str
+    rule: str = ""
+    settings: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    reason: str = ""
+    message: str = ""
+    facts: Mapping[str, int | float | bool | str] = field(default_factory=dict)
+    formula: str = ""
+    holds_while: str = ""
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class NearMissRecord:
+    """Almost a site, and why it is none. The fields are those of SiteRecord."""
+
+    kind: str
+    module: str
+    module_class: str
+    source: str
+    graph: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a person reads before trusting a rewrite. `print(report)` is one screen; `save` writes a folder.
+
+    unused_rules: ids of rules that never fired. events: graph breaks, recompiles and fallbacks, in words.
+    failed_expectations: what the rules file expected and did not get. graphs, nodes: how many were looked at.
+    seconds: our own time. artifacts: file name -> text (graphs before and after) for `save`.
+    seconds and artifacts are no part of the report's identity: not of ==, not of to_json.
+    """
+
+    sites: tuple[SiteRecord, ...] = ()
+    near_misses: tuple[NearMissRecord, ...] = ()
+    rules_name: str = ""
+    rules_digest: str = ""
+    unused_rules: tuple[str, ...] = ()
+    events: tuple[str, ...] = ()
+    failed_expectations: tuple[str, ...] = ()
+    graphs: int = 0
+    nodes: int = 0
+    seconds: float = field(default=0.0, compare=False)
+    artifacts: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    def to_json(self) -> str:
+        """The report as JSON text, keys sorted, with its schema_version."""
+        content = plain(replace(self, artifacts={}))
+        assert isinstance(content, dict)
+        del content["artifacts"], content["seconds"]
+        return json.dumps({"schema_version": SCHEMA_VERSION, **content}, indent=2, sort_keys=True) + "\n"
+
+    def text(self, width: int = 100) -> str:
+        """The report as a folded table of at most `width` columns."""
+        return text.table(self, width)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the review into a folder: summary.txt, sites.jsonl, why_not.txt, report.json and the artifacts.
+
+        Every file is written beside its place and then moved there, so that a failure leaves an older review whole.
+        Files of an older review that this one does not have are removed. The same report gives the same bytes.
+        Raises PrecisionPassError where the folder cannot be written.
+        """
+        rows = (json.dumps(plain(site), sort_keys=True) + "\n" for site in self.sites)
+        content = {
+            "summary.txt": text.table(self),
+            "sites.jsonl": "".join(rows),
+            "why_not.txt": text.why_not(self),
+            "report.json": self.to_json(),
+        }
+        files.write(folder, content, self.artifacts)
+
+    @staticmethod
+    def merge(reports: Iterable[Report]) -> Report:
+        """One report of several graphs; graphs are numbered on in the order given.
+
+        A rule counts as unused only if no report used it. Raises ValueError if the reports come from different rules.
+        """
+        parts = tuple(reports)
+        if not parts:
+            return Report()
+        if len({part.rules_digest for part in parts}) > 1:
+            raise ValueError("reports made under different rules cannot be merged: " + _names(parts))
+        starts = [sum(part.graphs for part in parts[:position]) for position in range(len(parts))]
+        numbered = [_renumbered(part, start) for part, start in zip(parts, starts, strict=True)]
+        return replace(
+            numbered[0],
+            sites=tuple(chain.from_iterable(part.sites for part in numbered)),
+            near_misses=tuple(chain.from_iterable(part.near_misses for part in numbered)),
+            unused_rules=tuple(r for r in parts[0].unused_rules if all(r in part.unused_rules for part in parts)),
+            events=tuple(chain.from_iterable(part.events for part in numbered)),
+            failed_expectations=tuple(dict.fromkeys(chain.from_iterable(p.failed_expectations for p in numbered))),
+            graphs=sum(part.graphs for part in numbered),
+            nodes=sum(part.nodes for part in numbered),
+            seconds=sum(part.seconds for part in numbered),
+            artifacts=dict(chain.from_iterable(part.artifacts.items() for part in numbered)),
+        )
+
+
+def _renumbered(report: Report, start: int) -> Report:
+    """The report with its graphs numbered from `start` on."""
+
+    def moved(label: str) -> str:
+        return re.sub(r"^(graph_)?([0-9]+)", lambda found: f"{found[1] or ''}{int(found[2]) + start}", label)
+
+    return replace(
+        report,
+        sites=tuple(replace(site, graph=moved(site.graph)) for site in report.sites),
+        near_misses=tuple(replace(miss, graph=moved(miss.graph)) for miss in report.near_misses),
+        artifacts={moved(name): content for name, content in report.artifacts.items()},
+    )
+
+
+def _names(reports: Iterable[Report]) -> str:
+    return ", ".join(dict.fromkeys(report.rules_name or "(no name)" for report in reports))
