@@ -1,0 +1,217 @@
+"""What a rules file holds, and the same models for rules written in Python.
+
+    from precisionpass import Match, Rule
+    Rule(id="attention", match=Match(op="attention", where="dtype == bf16"), apply={"implementation": "auto"})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
+from pydantic_core import PydanticCustomError
+
+from precisionpass.rules.checked import Checked
+from precisionpass.rules.condition import Condition, parse
+from precisionpass.rules.condition_tree import ConditionError
+from precisionpass.rules.facts import FACTS
+from precisionpass.rules.nearest import or_list
+from precisionpass.rules.pattern import PatternError, check_pattern, matches
+from precisionpass.rules.settings import Apply, belongs_to, changes_numbers, contradiction
+
+VERSION = 1
+MOST_RULES = 1000
+
+OnTrouble = Literal["warn", "error", "keep"]
+
+
+def _one_or_many(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(value)
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _show_one_or_many(schema: dict[str, Any]) -> None:
+    """In the JSON Schema: one of them, or a list."""
+    items = schema["items"]
+    del schema["type"], schema["items"]
+    schema["anyOf"] = [items, {"type": "array", "items": items, "minItems": schema.pop("minItems", 0)}]
+
+
+def _checked_pattern(pattern: str) -> str:
+    try:
+        return check_pattern(pattern)
+    except PatternError as error:
+        raise PydanticCustomError("PP111", "{message}", {"message": str(error)}) from None
+
+
+def _checked_condition(text: str) -> str:
+    try:
+        parse(text)
+    except ConditionError as error:
+        raise PydanticCustomError("PP108", "{message}", {"message": error.message, "offset": error.offset}) from None
+    return text
+
+
+Op = Literal["attention", "softmax", "log_softmax", "layer_norm", "rms_norm"]
+OneOrMany = BeforeValidator(_one_or_many)
+Pattern = Annotated[str, AfterValidator(_checked_pattern)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")]
+_LISTED = {"json_schema_extra": _show_one_or_many}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a rule was written: file as shown to people, line from 1 (0: in Python), and the line of each setting."""
+
+    file: str = "python"
+    line: int = 0
+    setting_lines: Mapping[str, int] = field(default_factory=dict)
+
+
+class Match(Checked):
+    """Which sites a rule is for: those for which every key given here holds."""
+
+    op: Annotated[tuple[Op, ...], OneOrMany] = Field(
+        min_length=1, description="The kind of site, or a list of kinds.", **_LISTED
+    )
+    module: Annotated[tuple[Pattern, ...], OneOrMany] = Field(
+        (), description="Module names: a glob such as model.layers.*.self_attn, or re:..., or a list.", **_LISTED
+    )
+    not_module: Annotated[tuple[Pattern, ...], OneOrMany] = Field(
+        (), description="Module names to leave out.", **_LISTED
+    )
+    class_: Annotated[tuple[Pattern, ...], OneOrMany] = Field(
+        (), alias="class", description="Names of the module's class, such as *Attention.", **_LISTED
+    )
+    where: Annotated[str, AfterValidator(_checked_condition)] | None = Field(
+        None, description='A condition over the facts of a site, such as "dtype == bf16 and seq_q >= 1024".'
+    )
+    training: bool | None = Field(None, description="true: only in training mode. false: only in evaluation.")
+
+    @property
+    def condition(self) -> Condition | None:
+        """The where condition, parsed; None: there is none."""
+        return None if self.where is None else parse(self.where)
+
+    def accepts(self, kind: str, module: str, class_name: str, training: bool) -> bool:
+        """Whether everything but the where condition holds. class_name: bare or dotted."""
+        if kind not in self.op or (self.training is not None and self.training != training):
+            return False
+        if any(matches(pattern, module) for pattern in self.not_module):
+            return False
+        if self.module and not any(matches(pattern, module) for pattern in self.module):
+            return False
+        names = {class_name, class_name.rpartition(".")[2]}
+        return not self.class_ or any(matches(pattern, name) for pattern in self.class_ for name in names)
+
+    @model_validator(mode="after")
+    def _facts_exist(self) -> Match:
+        for name in self.condition.names if self.condition else ():
+            if not set(FACTS[name].ops) & set(self.op):
+                message = f'no {or_list(self.op)} site has the fact "{name}"; it belongs to {or_list(FACTS[name].ops)}'
+                offset = self.where.find(name) if self.where else 0
+                raise PydanticCustomError("PP108", "{message}", {"message": message, "offset": offset, "at": ("where",)})
+        return self
+
+
+class Rule(Checked):
+    """One named rule: which sites, and what to do there."""
+
+    id: Name = Field(description="The name a review shows: letters, digits, dots, dashes.")
+    because: str = Field("", max_length=1000, description="The reason, shown in the review.")
+    enabled: bool = Field(True, description="false: as if the rule were not there; match and apply may be left out.")
+    match: Match | None = Field(None, description="Which sites.")
+    apply: Apply | None = Field(None, description="What to do there.")
+    _origin: Origin = PrivateAttr(default_factory=Origin)
+
+    @property
+    def origin(self) -> Origin:
+        """Where the rule was written."""
+        return self._origin
+
+    def at(self, origin: Origin) -> Rule:
+        """The same rule with its place."""
+        copy = self.model_copy()
+        copy._origin = origin
+        return copy
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Rule:
+        if not self.enabled:
+            return self
+        if self.match is None or self.apply is None:
+            key = "match" if self.match is None else "apply"
+            raise PydanticCustomError("PP106", "{message}", {"message": f'missing key "{key}"', "at": ()})
+        given = self.apply.given()
+        if not given:
+            raise PydanticCustomError("PP106", "{message}", {"message": "apply sets nothing", "at": ("apply",)})
+        problem = _misplaced(given, self.match.op) or contradiction(given) or _kept_and_changed(given)
+        if problem:
+            raise PydanticCustomError("PP112", "{message}", {"message": problem[1], "at": ("apply", problem[0])})
+        return self
+
+
+def _misplaced(given: Mapping[str, Any], ops: tuple[str, ...]) -> tuple[str, str] | None:
+    for name in given:
+        if not set(belongs_to(name)) & set(ops):
+            return name, f'"{name}" belongs to {or_list(belongs_to(name))}, and the rule matches {or_list(ops)}'
+    return None
+
+
+def _kept_and_changed(given: Mapping[str, Any]) -> tuple[str, str] | None:
+    changing = [name for name, value in given.items() if changes_numbers(name, value)]
+    if given.get("implementation") != "keep" or not changing:
+        return None
+    return changing[0], f'"{changing[0]}" changes the site, and implementation "keep" leaves it as it is'
+
+
+class Expect(Checked):
+    """How many sites there must be; without op and rule, all sites count."""
+
+    op: Op | None = Field(None, description="Count the sites of this kind.")
+    rule: Name | None = Field(None, description="Count the sites this rule matches.")
+    sites: int | None = Field(None, ge=0, le=1_000_000, description="Exactly so many sites, whatever became of them.")
+    min_sites: int | None = Field(None, ge=0, le=1_000_000, description="At least so many.")
+    max_refused: int | None = Field(None, ge=0, le=1_000_000, description="At most so many of them refused.")
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Expect:
+        if self.sites is None and self.min_sites is None and self.max_refused is None:
+            message = "expect needs sites, min_sites or max_refused"
+            raise PydanticCustomError("PP106", "{message}", {"message": message, "at": ()})
+        if self.op is not None and self.rule is not None:
+            message = "expect counts by op or by rule, not by both"
+            raise PydanticCustomError("PP112", "{message}", {"message": message, "at": ("rule",)})
+        return self
+
+    def failures(self, sites: int, refused: int) -> tuple[str, ...]:
+        """What does not hold, one sentence each. sites: counted sites; refused: those of them that were refused."""
+        of = f"{self.op} sites" if self.op else f'sites of rule "{self.rule}"' if self.rule else "sites"
+        failed = []
+        if self.sites is not None and sites != self.sites:
+            failed.append(f"expected {self.sites} {of}, found {sites}")
+        if self.min_sites is not None and sites < self.min_sites:
+            failed.append(f"expected at least {self.min_sites} {of}, found {sites}")
+        if self.max_refused is not None and refused > self.max_refused:
+            failed.append(f"expected at most {self.max_refused} refused {of}, found {refused}")
+        return tuple(failed)
+
+
+class RulesFile(Checked):
+    """A rules file. Rules count in the order written, and the first that sets a setting wins."""
+
+    version: Literal[1] = Field(description="The version of the rules language.")
+    extends: Annotated[tuple[str, ...], OneOrMany] = Field(
+        (), max_length=16, description="Presets by name, or files relative to this one; their rules follow.", **_LISTED
+    )
+    rules: Annotated[tuple[Rule, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)] = Field(
+        (), max_length=MOST_RULES, description="The rules, strongest first."
+    )
+    expect: Annotated[tuple[Expect, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)] = Field(
+        (), max_length=MOST_RULES, description="Site counts that must hold; exit status 1 where one does not."
+    )
+    on_unmatched: OnTrouble | None = Field(None, description="A rule that matched no site: warn, error, or keep quiet.")
+    on_refused: OnTrouble | None = Field(None, description="A site that must be left alone: warn, error, or keep quiet.")

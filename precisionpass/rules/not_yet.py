@@ -1,0 +1,23 @@
+"""Settings and values this version cannot carry out yet: refused by name (PP107), never ignored."""
+
+from __future__ import annotations
+
+# name -> what it will do
+NOT_YET_SETTINGS = {
+    "autotune": "measuring launch parameters instead of taking them from a table",
+    "prescale": "dividing a row by its largest magnitude before squaring it",
+    "matmul": "the format of each matrix product",
+    "on_missing_fp8": "what to do where the device has no FP8",
+    "kv_cache": "the format of cached keys and values",
+    "budget": "refusing a site whose measured error is above a limit",
+    "mask_dtype": "the dtype a mask is added in",
+    "record": "recording statistics of a site while it runs",
+    "hooks": "calling functions of yours at a site",
+    "escalate": "changing settings when a monitor fires",
+}
+# (setting, value) -> what to write instead, until it is there.
+NOT_YET_VALUES = {
+    ("implementation", "hopper"): 'write "auto" or "triton"',
+    ("lowering", "inline"): 'write "auto" or "kernel"',
+    ("statistics", "float64"): 'write "float32"; float64 inputs are computed in float64 as they are',
+}

@@ -1,0 +1,152 @@
+"""The settings a rule may apply: each with its default, its range and what it does.
+
+The models here are the single description: the loader checks against them, the JSON Schema and the documentation are
+generated from them. A setting that a rule leaves out is not set by that rule; the default counts where no rule sets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from precisionpass.rules.checked import Checked
+
+OPS = ("attention", "softmax", "log_softmax", "layer_norm", "rms_norm")
+ATTENTION = ("attention",)
+
+def _off_is_none(value: Any) -> Any:
+    return None if value == "off" else value
+
+
+def _or_off(schema: dict[str, Any]) -> None:
+    """Show "off" in the JSON Schema where Python says None."""
+    schema["anyOf"] = [{"const": "off"} if option == {"type": "null"} else option for option in schema["anyOf"]]
+    schema["default"] = "off"
+
+
+OffIsNone = BeforeValidator(_off_is_none)
+
+
+class RowMaxShift(Checked):
+    """Subtract a little more than a repeated row maximum, so that no probability is exactly 1 (arXiv 2510.04212).
+
+    Bounded: shift = max(previous, min(beta * m, m + limit)) for m > 0 and min(0, m + limit) for m < 0.
+    """
+
+    beta: float = Field(2.0, gt=1, le=100, description="Factor on a positive row maximum.")
+    limit: float = Field(8.0, ge=0, le=40, description="Largest distance of the shift from the row maximum, in logits.")
+    tolerance: float = Field(0.0, ge=0, le=1, description="Scores this close to the maximum count as repeats of it.")
+
+
+class LogitClip(Checked):
+    """Bound the scores after scale, before bias and mask."""
+
+    kind: Literal["hard", "tanh"] = Field(description="hard: clamp. tanh: max * tanh(score / max).")
+    max: float = Field(gt=0, le=1e6, description="Largest magnitude of a score, in logits.")
+
+
+class GradClip(Checked):
+    """Bound the gradients of q, k and v that leave this site's backward."""
+
+    kind: Literal["value", "norm"] = Field(description="value: clamp each element. norm: scale the tensor down.")
+    max: float = Field(gt=0, le=1e30, description="Largest element, or largest norm.")
+    on_nonfinite: Literal["zero", "keep"] = Field("keep", description="What becomes of inf and nan in a gradient.")
+
+
+class Apply(Checked):
+    """What to do at the sites a rule matches."""
+
+    implementation: Literal["auto", "triton", "reference", "keep"] = Field(
+        "auto",
+        description="Who computes the site. auto: the fastest that can. triton: the GPU kernels. reference: plain "
+        "PyTorch, slow and exact, the specification. keep: leave the site as it is.",
+    )
+    lowering: Literal["auto", "kernel"] = Field(
+        "auto", description="auto: whichever is faster in a whole step. kernel: always an op of its own."
+    )
+    deterministic: bool = Field(True, description="Same input, same bits, run after run.")
+    statistics: Literal["float32"] = Field(
+        "float32", description="The least precision of maxima, sums, means and variances."
+    )
+    normaliser: Literal["rounded", "float32"] = Field(
+        "rounded",
+        description="Which probabilities the softmax denominator adds up. rounded: those that multiply V, which "
+        "makes the output unbiased. float32: those before rounding, as other kernels do.",
+    )
+    delta: Literal["residual", "recompute", "output"] = Field(
+        "residual",
+        description="How the backward gets rowsum(dO * O). residual: from the output and one saved byte per element. "
+        "recompute: rowsum(P * dP) / rowsum(P), no memory, one more pass. output: from the rounded output, biased.",
+    )
+    row_max_shift: Annotated[RowMaxShift | None, OffIsNone] = Field(
+        None, description="The bounded shift of a repeated row maximum; off: none.", json_schema_extra=_or_off
+    )
+    logit_clip: Annotated[LogitClip | None, OffIsNone] = Field(
+        None, description="A bound on the scores; off: none.", json_schema_extra=_or_off
+    )
+    output_clip: Annotated[float | None, OffIsNone] = Field(
+        None, gt=0, le=1e30, description="Largest magnitude of an output; off: none.", json_schema_extra=_or_off
+    )
+    grad_clip: Annotated[GradClip | None, OffIsNone] = Field(
+        None, description="A bound on the gradients of this site; off: none.", json_schema_extra=_or_off
+    )
+    dead_rows: Literal["same", "zero", "nan"] = Field(
+        "same",
+        description="A query that may attend to nothing. same: what the model gives today. zero: zeros. nan: nan.",
+    )
+    probabilities: Literal["same", "never"] = Field(
+        "same",
+        description="Attention weights the model returns. same: returned if they are used. never: a site that "
+        "returns them is refused.",
+    )
+
+    def given(self) -> dict[str, Any]:
+        """The settings that were written, as plain data (None for off, a dict for a group)."""
+        plain = self.model_dump()
+        return {name: plain[name] for name in sorted(self.model_fields_set)}
+
+
+# Settings that only some ops have; the others belong to every op.
+_ONLY = {
+    name: ATTENTION
+    for name in (
+        "normaliser",
+        "delta",
+        "row_max_shift",
+        "logit_clip",
+        "output_clip",
+        "grad_clip",
+        "dead_rows",
+        "probabilities",
+    )
+}
+_NEVER_NUMERIC = {"implementation", "lowering", "deterministic", "probabilities"}
+
+
+def belongs_to(setting: str) -> tuple[str, ...]:
+    """The ops that have this setting."""
+    return _ONLY.get(setting, OPS)
+
+
+def defaults(kind: str) -> dict[str, Any]:
+    """What counts for a site of this kind where no rule says otherwise, as plain data."""
+    return {name: value for name, value in Apply().model_dump().items() if kind in belongs_to(name)}
+
+
+def changes_numbers(setting: str, value: Any) -> bool:
+    """Whether this setting alone asks for other arithmetic than the model's own (off and same do not)."""
+    return setting not in _NEVER_NUMERIC and value is not None and value != "same"
+
+
+def contradiction(settings: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Two settings that cannot hold together: (the one to change, the reason), or None.
+
+    settings: plain values by name, of one rule or merged over several.
+    """
+    if settings.get("row_max_shift") is not None and settings.get("normaliser") == "float32":
+        return "normaliser", 'row_max_shift needs normaliser "rounded": a shift with "float32" biases every output'
+    if settings.get("lowering") == "kernel" and settings.get("implementation") == "reference":
+        return "lowering", 'lowering "kernel" needs a kernel, and implementation "reference" is none'
+    return None
