@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from precisionpass.errors import PrecisionPassError
+from precisionpass.review.plain import shown
 
 # Graph files of an older review; removed when a newer review does not have them.
 _GRAPH_FILE = re.compile(r"graph_[0-9][0-9.]*\.(before\.py|after\.py|diff)")
@@ -31,10 +32,11 @@ def write(folder: str | os.PathLike[str], content: Mapping[str, str], artifacts:
     except (OSError, ValueError) as error:
         raise PrecisionPassError(
             "the review could not be written",
-            where=str(place),
+            where=shown(place),
             why=getattr(error, "strerror", None) or str(error),
-            fix="name a folder that can be written and has room, for example review=\"review/\"; "
+            fix='name a folder that can be written and has room, for example review="review/"; '
             "the model and any older review are as they were",
+            code="PP301",
         ) from error
 
 
@@ -49,7 +51,7 @@ def safe_name(name: str, taken: Iterable[str] = ()) -> str:
     digest = hashlib.sha256(name.encode("utf-8", "backslashreplace")).hexdigest()[:8]
     suffixes = _SUFFIXES.search(clean)
     stem, suffix = (clean[: suffixes.start()], suffixes[0]) if suffixes else (clean, "")
-    return f"{stem[:60]}-{digest}{suffix}"
+    return f"{stem[:60] or 'file'}-{digest}{suffix}"
 
 
 def _write_then_move(place: Path, named: Mapping[str, str]) -> None:
