@@ -1,0 +1,135 @@
+"""What an attention op was asked for, as plain frozen data: the one type that ops, reference and kernels share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from precisionpass.numerics.formats import SIXTEEN_BIT
+
+
+@dataclass(frozen=True)
+class AttentionArguments:
+    """Every argument of ``torch.ops.precisionpass.attention``, in the order and with the defaults of its schema.
+
+    Shapes: ``q`` [B, H, Sq, D], ``k`` [B, Hk, Sk, D], ``v`` [B, Hk, Sk, Dv]; query head h reads key head
+    ``h // (H // Hk)``. ``bias``, ``mask`` and the score inputs are 4-D and broadcast to [B, H, Sq, Sk]; ``sinks`` is
+    4-D and broadcasts to [B, H, Sq, 1]. Everything has been checked before an implementation sees it.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None = None
+    mask: Tensor | None = None
+    sinks: Tensor | None = None
+    score_inputs: tuple[Tensor, ...] = ()
+    seed: Tensor | None = None
+    cu_seqlens_q: Tensor | None = None
+    cu_seqlens_k: Tensor | None = None
+    fp8_scales: tuple[Tensor, ...] = ()
+    scale: float = 1.0
+    score: str = "s"
+    softcap: float = 0.0
+    causal: str = "none"
+    window_left: int = -1
+    window_right: int = -1
+    dropout_p: float = 0.0
+    dead_rows: str = "zero"
+    normaliser: str = "rounded"
+    delta: str = "residual"
+    row_max_shift: tuple[float, ...] = ()
+    logit_clip: str = "none"
+    logit_clip_max: float = 0.0
+    output_clip: float = 0.0
+    grad_clip: float = 0.0
+    grad_clip_kind: str = "none"
+    on_nonfinite: str = "keep"
+    matmul: str = ""
+    deterministic: bool = True
+    save_residual: bool = False
+    probabilities: str = "none"
+    return_max_logits: bool = False
+    implementation: str = "auto"
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one key head."""
+        return self.q.shape[1] // self.k.shape[1] if self.k.shape[1] else 1
+
+    @property
+    def rounds(self) -> bool:
+        """Whether the input format is a 16-bit one, so that P, dS and O are rounded."""
+        return self.q.dtype in SIXTEEN_BIT
+
+    @property
+    def keeps_residual(self) -> bool:
+        """Whether the forward writes the int8 residual of O: only when asked, only where O is rounded."""
+        return self.save_residual and self.rounds
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """The format of scores and statistics: FP32, or FP64 for FP64 inputs."""
+        return torch.float64 if self.q.dtype == torch.float64 else torch.float32
+
+    @property
+    def key_offset(self) -> int:
+        """``off``: row i is aligned with key i + off (bottom_right: Sk - Sq, else 0)."""
+        return self.k.shape[2] - self.q.shape[2] if self.causal == "bottom_right" else 0
+
+    @property
+    def bounds(self) -> tuple[int | None, int | None]:
+        """``(left, right)``: row i may attend to keys i + off - left ... i + off + right; None is no bound."""
+        left = self.window_left if self.window_left >= 0 else None
+        right = self.window_right if self.window_right >= 0 else None
+        if self.causal != "none":
+            right = 0
+        return left, right
+
+    @property
+    def keep_scale(self) -> float:
+        """What a kept probability is multiplied by under dropout: 1 / (1 - p), 0 where p is 1."""
+        return 0.0 if self.dropout_p >= 1.0 else 1.0 / (1.0 - self.dropout_p)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the forward left for the backward.
+
+    ``output`` [B, H, Sq, Dv] in q's format; ``residual`` int8 like it, or empty; ``lse`` [B, H, Sq] FP32 (FP64 for
+    FP64 inputs), -inf on dead rows as returned to users: a backward reads it as +inf there, so that P is 0.
+    """
+
+    output: Tensor
+    residual: Tensor
+    lse: Tensor
+
+    @property
+    def has_residual(self) -> bool:
+        """Whether the residual was made (an output without elements has an empty one as well)."""
+        return self.residual.dim() == 4
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients of the forward's outputs and which inputs want one.
+
+    ``output`` [B, H, Sq, Dv], any strides; ``lse`` [B, H, Sq] or None; ``probabilities`` [B, H, Sq, Sk] or None.
+    ``needs``: q, k, v, bias, sinks, then one flag for each score input.
+    """
+
+    output: Tensor
+    lse: Tensor | None
+    probabilities: Tensor | None
+    needs: tuple[bool, ...]
+
+
+def heads_last_empty(like: Tensor, batch: int, heads: int, length: int, width: int, dtype: torch.dtype) -> Tensor:
+    """An uninitialised [batch, heads, length, width] whose memory is [batch, length, heads, width], contiguous.
+
+    The layout of every output, residual and dq, dk, dv: a model that splits heads by view and transpose gets its
+    layout back without a copy. Sizes may be symbolic.
+    """
+    return torch.empty((batch, length, heads, width), dtype=dtype, device=like.device).transpose(1, 2)

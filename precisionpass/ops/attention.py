@@ -1,0 +1,224 @@
+"""``torch.ops.precisionpass.attention``: one opaque op, its backward, and who computes them.
+
+Opaque, because an inlined body would let a compiler elide the roundings that the method rests on. On the CPU the
+reference computes; on CUDA the Triton kernels where they support the arguments, else the reference.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import fields
+from functools import lru_cache
+from importlib.util import find_spec
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from precisionpass.ops.arguments import AttentionArguments, Gradients, Saved, heads_last_empty
+from precisionpass.ops.checks import (
+    ArgumentError,
+    check_attention_formats,
+    check_attention_sizes,
+    refuse_double_backward,
+    refuse_forward_mode,
+)
+from precisionpass.ops.clipping import clip_gradient
+from precisionpass.reference import attention as reference
+from precisionpass.reference import attention_backward as reference_backward
+
+SETTINGS = (
+    'float scale=1.0, str score="s", float softcap=0.0, str causal="none", int window_left=-1, int window_right=-1, '
+    'float dropout_p=0.0, str dead_rows="zero", str normaliser="rounded", str delta="residual", '
+    'float[] row_max_shift=[], str logit_clip="none", float logit_clip_max=0.0, float output_clip=0.0, '
+    'float grad_clip=0.0, str grad_clip_kind="none", str on_nonfinite="keep", str matmul="", '
+    'bool deterministic=True, bool save_residual=False, str probabilities="none", bool return_max_logits=False, '
+    'str implementation="auto"'
+)
+
+SCHEMA = (
+    "(Tensor q, Tensor k, Tensor v, Tensor? bias=None, Tensor? mask=None, Tensor? sinks=None, "
+    "Tensor[]? score_inputs=None, Tensor? seed=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
+    f"Tensor[]? fp8_scales=None, *, {SETTINGS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+
+BACKWARD_SCHEMA = (
+    "(Tensor grad_output, Tensor? grad_lse, Tensor? grad_probabilities, Tensor output, Tensor residual, Tensor lse, "
+    "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? sinks, Tensor[] score_inputs, Tensor? seed, "
+    f"bool[] needs, *, {SETTINGS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor[])"
+)
+
+INPUTS = tuple(field.name for field in fields(AttentionArguments))[:11]
+
+
+def collect(inputs: Sequence[object], settings: dict[str, object]) -> AttentionArguments:
+    """The op's positional inputs and settings as one AttentionArguments; lists become tuples."""
+    values = dict(zip(INPUTS, inputs, strict=False)) | settings
+    for name in ("score_inputs", "fp8_scales", "row_max_shift"):
+        values[name] = tuple(values.get(name) or ())
+    return AttentionArguments(**values)
+
+
+@lru_cache(maxsize=1)
+def triton_kernels() -> ModuleType | None:
+    """The Triton implementation, imported when a CUDA tensor first needs it; None where Triton is not installed."""
+    if find_spec("triton") is None or find_spec("precisionpass.kernels.attention") is None:
+        return None
+    return importlib.import_module("precisionpass.kernels.attention")
+
+
+def kernels_for(arguments: AttentionArguments) -> ModuleType | None:
+    """The Triton implementation if it is to compute this call, None for the reference.
+
+    Raises ArgumentError where ``implementation="triton"`` was asked for and cannot be had.
+    """
+    if arguments.implementation == "reference":
+        return None
+    kernels = triton_kernels() if arguments.q.is_cuda else None
+    reason = "there is no Triton kernel for this device" if kernels is None else kernels.supports(arguments)
+    if reason is None:
+        return kernels
+    if arguments.implementation == "triton":
+        raise ArgumentError(
+            'attention: implementation="triton" cannot compute this call',
+            where="implementation",
+            why=reason,
+            fix='implementation="auto" falls back to the reference',
+        )
+    return None
+
+
+def _forward(*inputs: object, **settings: object) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    arguments = collect(inputs, settings)
+    refuse_forward_mode("attention", arguments.q)
+    check_attention_formats(arguments)
+    check_attention_sizes(arguments)
+    kernels = kernels_for(arguments)
+    return reference.forward(arguments) if kernels is None else kernels.forward(arguments)
+
+
+attention = torch.library.custom_op(
+    "precisionpass::attention",
+    _forward,
+    mutates_args=(),
+    schema=SCHEMA,
+    tags=(torch.Tag.flexible_layout,),
+)
+
+
+@attention.register_fake
+def _forward_fake(*inputs: object, **settings: object) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    arguments = collect(inputs, settings)
+    refuse_forward_mode("attention", arguments.q)
+    check_attention_formats(arguments)
+    q, statistics = arguments.q, arguments.compute_dtype
+    sequences, heads, queries, _ = q.shape
+    keys, width = arguments.v.shape[2], arguments.v.shape[3]
+    output = heads_last_empty(q, sequences, heads, queries, width, q.dtype)
+    residual = q.new_empty(0, dtype=torch.int8)
+    if arguments.keeps_residual:
+        residual = heads_last_empty(q, sequences, heads, queries, width, torch.int8)
+    lse = q.new_empty((sequences, heads, queries), dtype=statistics)
+    max_logits = q.new_empty((sequences, heads) if arguments.return_max_logits else (0,), dtype=statistics)
+    shape = (sequences, heads, queries, keys) if arguments.probabilities != "none" else (0,)
+    return output, residual, lse, max_logits, q.new_empty(shape)
+
+
+def _backward(
+    grad_output: Tensor,
+    grad_lse: Tensor | None,
+    grad_probabilities: Tensor | None,
+    output: Tensor,
+    residual: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    sinks: Tensor | None,
+    score_inputs: Sequence[Tensor],
+    seed: Tensor | None,
+    needs: Sequence[bool],
+    **settings: object,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
+    arguments = collect((q, k, v, bias, mask, sinks, score_inputs, seed), settings)
+    refuse_forward_mode("attention_backward", q)
+    gradients = Gradients(grad_output, grad_lse, grad_probabilities, tuple(needs))
+    saved = Saved(output, residual, lse)
+    kernels = kernels_for(arguments)
+    compute = reference_backward.backward if kernels is None else kernels.backward
+    *clipped, dbias, dsinks, dscores = compute(gradients, arguments, saved)
+    clip = (arguments.grad_clip_kind, arguments.grad_clip, arguments.on_nonfinite)
+    dq, dk, dv = (clip_gradient(gradient, *clip) for gradient in clipped)
+    return dq, dk, dv, dbias, dsinks, list(dscores)
+
+
+attention_backward = torch.library.custom_op(
+    "precisionpass::attention_backward",
+    _backward,
+    mutates_args=(),
+    schema=BACKWARD_SCHEMA,
+    tags=(torch.Tag.flexible_layout,),
+)
+
+
+@attention_backward.register_fake
+def _backward_fake(
+    grad_output, grad_lse, grad_probabilities, output, residual, lse, q, k, v, bias, mask, sinks,
+    score_inputs, seed, needs, **settings,
+):  # fmt: skip
+    refuse_forward_mode("attention_backward", q)
+    needs_q, needs_k, needs_v, needs_bias, needs_sinks, *needs_inputs = needs
+
+    def heads_last(needed: bool, like: Tensor) -> Tensor:
+        return heads_last_empty(like, *like.shape, like.dtype) if needed else like.new_empty(0)
+
+    def plain(needed: bool, like: Tensor | None) -> Tensor:
+        return like.new_empty(like.shape) if needed else (q if like is None else like).new_empty(0)
+
+    return (
+        heads_last(needs_q, q),
+        heads_last(needs_k, k),
+        heads_last(needs_v, v),
+        plain(needs_bias, bias),
+        plain(needs_sinks, sinks),
+        [plain(needed, like) for needed, like in zip(needs_inputs, score_inputs, strict=True)],
+    )
+
+
+def _setup_context(ctx, inputs, keyword_only_inputs, output) -> None:
+    q, k, v, bias, mask, sinks, score_inputs, seed, *_ = inputs
+    result, residual, lse, max_logits, _ = output
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(max_logits, residual)
+    ctx.save_for_backward(result, residual, lse, q, k, v, bias, mask, sinks, seed, *(score_inputs or ()))
+    ctx.settings = keyword_only_inputs
+
+
+def _autograd_backward(ctx, grad_output, grad_residual, grad_lse, grad_max_logits, grad_probabilities):
+    result, residual, lse, q, k, v, bias, mask, sinks, seed, *score_inputs = ctx.saved_tensors
+    wanted = list(ctx.needs_input_grad)  # trailing defaults are missing from it, lists are lists
+    q_to_sinks = [bool(needed) for needed in (wanted + [False] * 6)[:6]]
+    needs = q_to_sinks[:4] + q_to_sinks[5:]
+    needs_inputs = [bool(needed) for needed in wanted[6]] if score_inputs else []
+    if grad_output is None:
+        grad_output = torch.zeros_like(result)
+    if ctx.settings["probabilities"] == "none":
+        grad_probabilities = None
+    *gradients, dscores = torch.ops.precisionpass.attention_backward(
+        grad_output, grad_lse, grad_probabilities, result, residual, lse, q, k, v, bias, mask, sinks,
+        score_inputs, seed, needs + needs_inputs, **ctx.settings,
+    )  # fmt: skip
+    found = [gradient if needed else None for gradient, needed in zip(gradients, needs, strict=True)]
+    answer = [*found[:4], None, found[4]]
+    for needed in wanted[6:]:
+        answer.append([None] * len(needed) if isinstance(needed, (list, tuple)) else None)
+    if score_inputs:
+        answer[6] = [gradient if needed else None for gradient, needed in zip(dscores, needs_inputs, strict=True)]
+    return tuple(answer[: len(wanted)])
+
+
+attention.register_autograd(_autograd_backward, setup_context=_setup_context)
+attention_backward.register_autograd(lambda ctx, *gradients: refuse_double_backward("attention"))

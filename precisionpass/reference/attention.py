@@ -1,0 +1,137 @@
+"""Attention with a consistent normaliser and an unbiased backward, in plain PyTorch (NUMERICS section 3).
+
+    m    = rowmax S                        s = m, 0 where m = -inf (or the bounded shift, NUMERICS 2)
+    P    = exp(S - s), FP32                Pb = P rounded to the input format
+    l    = sum P + exp(sink - s)           lb = sum Pb + exp(sink - s)
+    O32  = (Pb V) / lb, 0 where lb = 0     O = O32 rounded;  r8 = the int8 residual of that rounding
+    lse  = s + log(l)
+    backward:  P = exp(S - lse);  delta = sum dO*(O + r8*ulp(O)/254) - dlse;  dS = P*(dP - delta)
+
+FP32 and FP64 inputs are not rounded anywhere, so they have no residual.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from precisionpass.numerics.formats import encode_residual
+from precisionpass.reference.blocks import Block, blocks
+from precisionpass.reference.dropout import keep_mask
+from precisionpass.reference.scores import logits, raw_product
+
+if TYPE_CHECKING:
+    from precisionpass.ops.arguments import AttentionArguments
+
+
+def forward(arguments: AttentionArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """``(output, residual, lse, max_logits, probabilities)``, as the op's schema states them; [0] where not asked."""
+    q, v, statistics = arguments.q, arguments.v, arguments.compute_dtype
+    sequences, heads, queries, _ = q.shape
+    keys, width = v.shape[2:]
+    output = heads_last(q, (sequences, heads, queries, width), q.dtype)
+    residual = heads_last(q, output.shape, torch.int8) if arguments.keeps_residual else q.new_empty(0, dtype=torch.int8)
+    lse = q.new_empty((sequences, heads, queries), dtype=statistics)
+    max_logits = q.new_full((sequences, heads) if arguments.return_max_logits else (0,), -torch.inf, dtype=statistics)
+    shape = (sequences, heads, queries, keys) if arguments.probabilities != "none" else (0,)
+    probabilities = q.new_zeros(shape)
+    for block in blocks(arguments):
+        query = block.stack(q, statistics)
+        raw = raw_product(arguments, query, block.stack_keys(arguments.k, statistics), block)
+        scores = logits(arguments, raw, block)
+        row_max = _row_max(scores)
+        if arguments.return_max_logits:
+            largest = max_logits[block.batch, block.heads]
+            torch.maximum(largest, row_max.amax((2, 3)), out=largest)
+        shift, sink = _shift_and_sink(arguments, scores, row_max, block)
+        weights = scores.sub_(shift).exp_()
+        normaliser = weights.sum(-1, keepdim=True).add_(sink)
+        lse[block.batch, block.heads, block.rows] = (shift + normaliser.log()).squeeze(-1)
+        dead = normaliser == 0
+        kept = dropout_mask(arguments, block)
+        if arguments.probabilities != "none":
+            probabilities[block.batch, block.heads, block.rows, block.keys] = _probabilities(
+                arguments, weights, normaliser, dead, kept
+            )
+        if arguments.rounds:
+            weights.copy_(weights.to(q.dtype))
+            if arguments.normaliser == "rounded":
+                normaliser = weights.sum(-1, keepdim=True).add_(sink)
+        if kept is not None:
+            weights.mul_(kept)
+        product = block.unstack(torch.bmm(block.restack(weights), block.stack_keys(v, statistics)))
+        exact = product.div_(normaliser).mul_(arguments.keep_scale)
+        exact.masked_fill_(dead, torch.nan if arguments.dead_rows == "nan" else 0.0)
+        _store(arguments, output, residual, exact, block)
+    return output, residual, lse, max_logits, probabilities
+
+
+def heads_last(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """An uninitialised [B, H, S, W] whose memory is [B, S, H, W]: the layout of the op's outputs and gradients."""
+    sequences, heads, length, width = shape
+    return like.new_empty((sequences, length, heads, width), dtype=dtype).transpose(1, 2)
+
+
+def _row_max(scores: Tensor) -> Tensor:
+    if not scores.shape[-1]:
+        return scores.new_full((*scores.shape[:-1], 1), -torch.inf)
+    return scores.amax(-1, keepdim=True)
+
+
+def _shift_and_sink(
+    arguments: AttentionArguments, scores: Tensor, row_max: Tensor, block: Block
+) -> tuple[Tensor, Tensor | float]:
+    """What is subtracted from a row before exp, and the sink's exp(sink - shift), 0 without sinks."""
+    shift = row_max
+    if arguments.row_max_shift:
+        shift = bounded_shift(scores, row_max, *arguments.row_max_shift)
+    if arguments.sinks is None:
+        return shift.masked_fill(shift == -torch.inf, 0.0), 0.0
+    logit = block.of(arguments.sinks).to(scores.dtype)
+    shift = torch.maximum(shift, logit)
+    shift = shift.masked_fill(shift == -torch.inf, 0.0)
+    return shift, torch.exp(logit - shift)
+
+
+def bounded_shift(scores: Tensor, row_max: Tensor, beta: float, limit: float, tolerance: float) -> Tensor:
+    """The paper's shift of rows whose maximum repeats, bounded (NUMERICS 2): s >= m, at most ``limit`` above it.
+
+    A maximum repeats where two scores or more stand within ``tolerance`` of it.
+    """
+    repeats = (scores >= row_max - tolerance).sum(-1, keepdim=True) > 1
+    upper = row_max + limit
+    shifted = torch.where(row_max > 0, torch.minimum(beta * row_max, upper), upper.clamp(max=0.0))
+    return torch.where(repeats & (row_max != 0), torch.maximum(row_max, shifted), row_max)
+
+
+def dropout_mask(arguments: AttentionArguments, block: Block) -> Tensor | None:
+    """Bool [sequences, heads, rows, keys], True where a probability is kept; None without dropout."""
+    if arguments.dropout_p == 0.0:
+        return None
+    _, heads, queries, _ = arguments.q.shape
+    device = arguments.q.device
+    parts = (block.batch, block.heads, block.rows, block.keys)
+    batch, head, row, key = (torch.arange(part.start, part.stop, device=device) for part in parts)
+    row_number = ((batch[:, None] * heads + head)[..., None] * queries + row)[..., None]
+    return keep_mask(arguments.seed, arguments.dropout_p, row_number * arguments.k.shape[2] + key)
+
+
+def _probabilities(
+    arguments: AttentionArguments, weights: Tensor, normaliser: Tensor, dead: Tensor, kept: Tensor | None
+) -> Tensor:
+    result = (weights / normaliser).masked_fill_(dead, torch.nan if arguments.dead_rows == "nan" else 0.0)
+    if arguments.probabilities == "dropped" and kept is not None:
+        result.mul_(kept).mul_(arguments.keep_scale)
+    return result
+
+
+def _store(arguments: AttentionArguments, output: Tensor, residual: Tensor, exact: Tensor, block: Block) -> None:
+    if arguments.output_clip > 0:
+        exact.clamp_(-arguments.output_clip, arguments.output_clip)
+    place = (block.batch, block.heads, block.rows)
+    rounded = exact.to(output.dtype)
+    output[place] = rounded
+    if arguments.keeps_residual:
+        residual[place] = encode_residual(exact, rounded)
