@@ -72,6 +72,26 @@ def check_float(op: str, **tensors: Tensor | None) -> None:
             )
 
 
+def check_norm(op: str, x: Tensor, dims: int, weight: Tensor | None, bias: Tensor | None) -> None:
+    """Formats, the number of normalised dimensions, and the parameters' ranks."""
+    check_float(op, x=x, weight=weight, bias=bias)
+    if not 1 <= dims <= x.dim():
+        raise ArgumentError(
+            f"{op}: dims is {dims} for a tensor of {x.dim()} dimensions",
+            where="dims",
+            why="it counts the last dimensions, over which a row is normalised",
+            fix=f"a number from 1 to {x.dim()}",
+        )
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is not None and tensor.shape != x.shape[x.dim() - dims :]:
+            raise ArgumentError(
+                f"{op}: {name} {list(tensor.shape)} is not the shape of a row, {list(x.shape[x.dim() - dims :])}",
+                where=name,
+                why=f"each element of the last {dims} dimensions has its own",
+                fix="expand it, or check dims",
+            )
+
+
 def check_attention_formats(arguments: AttentionArguments) -> None:
     """Everything that does not need sizes: formats, ranks, words, numbers, reserved arguments, the score's text."""
     check_float("attention", q=arguments.q, k=arguments.k, v=arguments.v, bias=arguments.bias, sinks=arguments.sinks)
