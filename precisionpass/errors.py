@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MOST_SHOWN = 50  # problems of a rules file
+
 
 class PrecisionPassError(Exception):
     """The base of every error this package raises on purpose; `str()` of it is one screen.
@@ -69,7 +71,9 @@ class RulesError(PrecisionPassError):
         super().__init__(what, where=first.file, code=first.code)
 
     def __str__(self) -> str:
-        return "\n".join(str(problem) for problem in self.problems)
+        shown = [str(problem) for problem in self.problems[:MOST_SHOWN]]
+        more = len(self.problems) - len(shown)
+        return "\n".join([*shown, f"and {more} more problems"] if more else shown)
 
 
 def _indented(text: str) -> str:

@@ -14,7 +14,13 @@ class Checked(BaseModel):
     """No key that does not exist, no text for a number, no inf or nan, no change afterwards."""
 
     model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, populate_by_name=True, hide_input_in_errors=True
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+        populate_by_name=True,
+        hide_input_in_errors=True,
+        defer_build=True,  # a rules file needs one validator, not one for every model
     )
 
     def __init__(self, /, **values: Any) -> None:

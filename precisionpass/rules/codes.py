@@ -26,5 +26,4 @@ CODES = {
     "PP124": "the factory failed, or needs arguments",
     "PP125": "the factory returned something else than a model, (model, args) or (model, args, kwargs)",
     "PP126": "no site of that name",
-    "PP127": "the review folder or a file cannot be written",
 }

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from precisionpass.errors import RulesError, RulesProblem
 from precisionpass.rules import presets
 from precisionpass.rules.model import MOST_RULES, Origin, Rule, RulesFile
-from precisionpass.rules.nearest import did_you_mean, or_list, shown
+from precisionpass.rules.nearest import did_you_mean, shown
 from precisionpass.rules.problems import Finding, findings_of
 from precisionpass.rules.ruleset import RuleSet
 from precisionpass.rules.source import LARGEST_FILE, Source, decode, read
@@ -71,10 +71,6 @@ def _from_files(text: str) -> RuleSet:
         loaded = _Loader().file(path, text, ())
     else:
         path = presets.find(text)
-        if path is None:
-            near = did_you_mean(text, presets.names())
-            advice = near or f"choose {or_list(presets.names())}, or a path that ends in .yaml"
-            raise RulesError([RulesProblem("PP109", f"no preset is called {shown(text)}; {advice}")])
         loaded = _Loader().file(path, path.name, ())
     return _merged(loaded, path.stem)
 
@@ -91,7 +87,7 @@ class _Loader:
         source = read(decode(_content(path, name), name), name)
         checked = _checked(source)
         bases = []
-        for index, base in enumerate(checked.extends if checked else ()):
+        for index, base in enumerate(_extends(source)):
             loaded = self._base(source, base, index, path, (*chain, path.resolve()))
             bases.extend([loaded] if loaded else [])
         if source.problems or checked is None:
@@ -110,11 +106,11 @@ class _Loader:
         if self.count >= MOST_FILES:
             return refuse(f"more than {MOST_FILES} files extend one another")
         if not is_path(base):
-            found = presets.find(base)
-            if found is None:
-                near = did_you_mean(base, presets.names()) or f"choose {or_list(presets.names())}, or a .yaml path"
-                return refuse(f"no preset is called {shown(base)}; {near}")
-            target, name = found, found.name
+            try:
+                target = presets.find(base)
+            except RulesError as error:
+                return refuse(error.problems[0].message)
+            name = target.name
         else:
             if os.path.isabs(base) or not base.endswith(SUFFIXES):
                 return refuse(f"extends takes a preset or a relative path that ends in .yaml, not {shown(base)}")
@@ -124,6 +120,13 @@ class _Loader:
         if not target.is_file():
             return refuse(f"extends names the file {shown(base)}, which does not exist")
         return self.file(target, name, chain)
+
+
+def _extends(source: Source) -> list[str]:
+    """What the file extends, also where something else in it is wrong."""
+    written = source.data.get("extends", []) if isinstance(source.data, dict) else []
+    bases = written if isinstance(written, list) else [written]
+    return [base for base in bases if isinstance(base, str)]
 
 
 def _content(path: Path, name: str) -> bytes:
@@ -164,7 +167,7 @@ def _inside(source: Source, finding: Finding, line: int, column: int) -> tuple[i
     for part in finding.path:
         text = text[part]
     start = source.lines[line - 1].find(text, column - 1)
-    return (line, start + 1 + finding.offset) if start >= 0 and finding.offset else (line, column)
+    return (line, start + 1 + (finding.offset or 0)) if start >= 0 else (line, column)
 
 
 def _origin(source: Source, index: int) -> Origin:
@@ -226,5 +229,3 @@ def _merged(loaded: _Loaded, name: str) -> RuleSet:
 
 def _files(loaded: _Loaded) -> list[RulesFile]:
     return [loaded.file, *(file for base in loaded.bases for file in _files(base))]
-
-

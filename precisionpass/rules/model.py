@@ -1,7 +1,7 @@
 """What a rules file holds, and the same models for rules written in Python.
 
-    from precisionpass import Match, Rule
-    Rule(id="attention", match=Match(op="attention", where="dtype == bf16"), apply={"implementation": "auto"})
+from precisionpass import Match, Rule
+Rule(id="attention", match=Match(op="attention", where="dtype == bf16"), apply={"implementation": "auto"})
 """
 
 from __future__ import annotations
@@ -78,13 +78,16 @@ class Match(Checked):
         min_length=1, description="The kind of site, or a list of kinds.", **_LISTED
     )
     module: Annotated[tuple[Pattern, ...], OneOrMany] = Field(
-        (), description="Module names: a glob such as model.layers.*.self_attn, or re:..., or a list.", **_LISTED
+        (),
+        min_length=1,
+        description="Module names: a glob such as model.layers.*.self_attn, or re:..., or a list.",
+        **_LISTED,
     )
     not_module: Annotated[tuple[Pattern, ...], OneOrMany] = Field(
-        (), description="Module names to leave out.", **_LISTED
+        (), min_length=1, description="Module names to leave out.", **_LISTED
     )
     class_: Annotated[tuple[Pattern, ...], OneOrMany] = Field(
-        (), alias="class", description="Names of the module's class, such as *Attention.", **_LISTED
+        (), min_length=1, alias="class", description="Names of the module's class, such as *Attention.", **_LISTED
     )
     where: Annotated[str, AfterValidator(_checked_condition)] | None = Field(
         None, description='A condition over the facts of a site, such as "dtype == bf16 and seq_q >= 1024".'
@@ -113,7 +116,8 @@ class Match(Checked):
             if not set(FACTS[name].ops) & set(self.op):
                 message = f'no {or_list(self.op)} site has the fact "{name}"; it belongs to {or_list(FACTS[name].ops)}'
                 offset = self.where.find(name) if self.where else 0
-                raise PydanticCustomError("PP108", "{message}", {"message": message, "offset": offset, "at": ("where",)})
+                context = {"message": message, "offset": offset, "at": ("where",)}
+                raise PydanticCustomError("PP108", "{message}", context)
         return self
 
 
@@ -213,5 +217,5 @@ class RulesFile(Checked):
     expect: Annotated[tuple[Expect, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)] = Field(
         (), max_length=MOST_RULES, description="Site counts that must hold; exit status 1 where one does not."
     )
-    on_unmatched: OnTrouble | None = Field(None, description="A rule that matched no site: warn, error, or keep quiet.")
-    on_refused: OnTrouble | None = Field(None, description="A site that must be left alone: warn, error, or keep quiet.")
+    on_unmatched: OnTrouble | None = Field(None, description="A rule that matched no site: warn, error or keep quiet.")
+    on_refused: OnTrouble | None = Field(None, description="A site that is refused: warn, error or keep quiet.")

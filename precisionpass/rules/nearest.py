@@ -17,15 +17,15 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
 
 def or_list(choices: Iterable[str]) -> str:
-    """"a", "b" or "c"."""
+    """The choices in quotes, the last two joined by or."""
     quoted = [f'"{choice}"' for choice in choices]
     return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} or {quoted[-1]}"
 
 
-def advice(word: str, choices: Iterable[str], otherwise: str = "choose") -> str:
+def advice(word: str, choices: Iterable[str]) -> str:
     """Did you mean, else all choices."""
     known = list(choices)
-    return did_you_mean(word, known) or f"{otherwise} {or_list(known)}"
+    return did_you_mean(word, known) or f"choose {or_list(known)}"
 
 
 def shown(value: object) -> str:

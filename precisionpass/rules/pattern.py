@@ -1,10 +1,10 @@
 """Patterns over dotted module names: a glob, or `re:` and a regular expression for the whole name.
 
-    model.layers.*.self_attn    * is any text within one part: layers.0, layers.17, not layers.0.attn
-    model.layers.**             ** is any number of whole parts, none included: model.layers and all below it
-    **.self_attn                at any depth, and at the top
-    layers.[0-3].attn?          [..] is one character of a set, ? is any one character
-    re:layers\\.(\\d+)\\.attn       matches the whole name; ** and * have no meaning of their own here
+model.layers.*.self_attn    * is any text within one part: layers.0, layers.17, not layers.0.attn
+model.layers.**             ** is any number of whole parts, none included: model.layers and all below it
+**.self_attn                at any depth, and at the top
+layers.[0-3].attn?          [..] is one character of a set, ? is any one character
+re:layers\\.(\\d+)\\.attn       matches the whole name; ** and * have no meaning of their own here
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from precisionpass.errors import RulesError, RulesProblem
+from precisionpass.rules.nearest import did_you_mean, or_list, shown
+
 SUFFIX = ".yaml"
 _PACKAGE = Path(__file__).resolve().parents[1]
 # In a wheel the files lie inside the package; in a checkout, in rules/ beside it.
@@ -20,6 +23,21 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in folder().glob(f"*{SUFFIX}")))
 
 
-def find(name: str) -> Path | None:
-    """The file of a preset; None: there is no such preset."""
-    return folder() / f"{name}{SUFFIX}" if name in names() else None
+def find(name: str) -> Path:
+    """The file of a preset. Raises RulesError where there is no such preset."""
+    known = names()
+    if name in known:
+        return folder() / f"{name}{SUFFIX}"
+    near = did_you_mean(name, known) or f"choose {or_list(known)}, or a path that ends in .yaml"
+    raise RulesError([RulesProblem("PP109", f"no preset is called {shown(name)}; {near}")])
+
+
+def text(name: str) -> str:
+    """A preset as it is written, comments included."""
+    return find(name).read_text(encoding="utf-8")
+
+
+def summary(name: str) -> str:
+    """The sentence after the preset's name in its first comment."""
+    first = next(line for line in text(name).splitlines() if line.startswith(f"# {name}: "))
+    return first.removeprefix(f"# {name}: ")

@@ -83,13 +83,16 @@ def _unknown_key(path: Path, model: type[BaseModel], owner: str) -> Finding:
     if key in NOT_YET_SETTINGS and "implementation" in known:
         message = f'setting "{key}"{owner} ({NOT_YET_SETTINGS[key]}) is not in this version; remove it'
         return Finding("PP107", message, path, at_key=True)
-    return Finding("PP103", f"unknown key {shown(key)}{owner}; {advice(key, known, 'known:')}", path, at_key=True)
+    hint = did_you_mean(key, known) or f"the keys are {', '.join(known)}"
+    return Finding("PP103", f"unknown key {shown(key)}{owner}; {hint}", path, at_key=True)
 
 
 def _bad_value(path: Path, kind: str, context: dict[str, Any], value: Any, owner: str) -> Finding:
     names = [part for part in path if isinstance(part, str)]
     name = names[-1] if names else "the file"
     subject = f'"{name}"{owner}' if names else name
+    if len(path) == 2 and owner:
+        subject = owner.removeprefix(" in ")
     if path == ("version",):
         return Finding("PP114", f"version {shown(value)} of the rules language is not known; write version: 1", path)
     if kind == "literal_error":
@@ -152,5 +155,3 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield annotation
     for argument in get_args(annotation):
         yield from _models_in(argument)
-
-

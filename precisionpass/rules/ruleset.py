@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from precisionpass.rules.condition import Condition
@@ -55,8 +56,6 @@ class RuleSet:
     """Rules in the order in which they count, own before extended ones.
 
     name: the preset, or the file's stem. rules: disabled ones included; `resolve` passes them over.
-    digest: SHA-256 in hex over what the rules mean: ids, matches, settings, expectations; not over comments, reasons,
-    places, the order of keys, or disabled rules.
     """
 
     name: str
@@ -64,10 +63,13 @@ class RuleSet:
     expect: tuple[Expect, ...] = ()
     on_unmatched: OnTrouble = "warn"
     on_refused: OnTrouble = "warn"
-    digest: str = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "digest", _digest(self))
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 in hex over what the rules mean: ids, matches, settings, expectations; not over comments, reasons,
+        places, the order of keys, or disabled rules.
+        """
+        return _digest(self)
 
     @property
     def is_off(self) -> bool:

@@ -16,6 +16,7 @@ from precisionpass.rules.checked import Checked
 OPS = ("attention", "softmax", "log_softmax", "layer_norm", "rms_norm")
 ATTENTION = ("attention",)
 
+
 def _off_is_none(value: Any) -> Any:
     return None if value == "off" else value
 
@@ -104,14 +105,16 @@ class Apply(Checked):
 
     def given(self) -> dict[str, Any]:
         """The settings that were written, as plain data (None for off, a dict for a group)."""
-        plain = self.model_dump()
-        return {name: plain[name] for name in sorted(self.model_fields_set)}
+        return {name: _plain(getattr(self, name)) for name in sorted(self.model_fields_set)}
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Checked) else value
 
 
 # Settings that only some ops have; the others belong to every op.
-_ONLY = {
-    name: ATTENTION
-    for name in (
+_ONLY = dict.fromkeys(
+    (
         "normaliser",
         "delta",
         "row_max_shift",
@@ -120,8 +123,9 @@ _ONLY = {
         "grad_clip",
         "dead_rows",
         "probabilities",
-    )
-}
+    ),
+    ATTENTION,
+)
 _NEVER_NUMERIC = {"implementation", "lowering", "deterministic", "probabilities"}
 
 

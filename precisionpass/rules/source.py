@@ -23,7 +23,8 @@ MOST_NODES = 20_000
 LONGEST_NUMBER = 40  # characters
 LARGEST_NUMBER = 1e300
 
-Parser: Any = getattr(yaml, "CParser", None) or yaml.Loader
+# libyaml where PyYAML has it, else the same events from Python.
+Parser: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _DECIMAL = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?")

@@ -1,0 +1,177 @@
+"""The command line: explain a model, check and show rules.
+
+Exit status: 0 all is well, 1 an expectation failed, 2 the input cannot be used, 3 a defect of this package or of the
+model while it was traced (with the traceback).
+
+Imports stand inside the commands here, and only here: `check` must answer without torch, and rich is only for drawing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import gc
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from precisionpass.errors import PrecisionPassError, RulesError
+
+FINE, EXPECTATION_FAILED, BAD_INPUT, DEFECT = 0, 1, 2, 3
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status is returned. Messages go to stderr, results to stdout."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.command(options)
+    except PrecisionPassError as error:
+        print(error, file=sys.stderr)
+        return BAD_INPUT
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; nothing more may be flushed to it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FINE
+    except KeyboardInterrupt:
+        return 130
+    except Exception:  # noqa: BLE001  the status of a crash must not be that of a failed expectation
+        traceback.print_exc()
+        return DEFECT
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "precisionpass", description="Attention, softmax and norms in safe precision, by rules."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    explain = commands.add_parser("explain", help="what the rules would do to a model; nothing is changed")
+    explain.add_argument(
+        "target",
+        metavar="FILE.py:FACTORY",
+        help="a function without arguments; returns model, (model, args) or (model, args, kwargs)",
+    )
+    explain.add_argument("--rules", required=True, metavar="R", help="a preset or a rules file")
+    explain.add_argument("--review", metavar="DIR", help="also write the whole review into this folder")
+    explain.add_argument("--json", action="store_true", help="print JSON instead of text")
+    explain.add_argument(
+        "--site", metavar="NAME", help="only the sites of this module: a name or a pattern such as **.attn"
+    )
+    explain.set_defaults(command=_explain)
+
+    check = commands.add_parser("check", help="check rules files; every problem with its line and column")
+    check.add_argument("rules", nargs="+", metavar="R", help="a rules file or a preset")
+    check.set_defaults(command=_check)
+
+    show = commands.add_parser("show", help="print a preset; without a name, list them")
+    show.add_argument("preset", nargs="?", metavar="PRESET")
+    show.set_defaults(command=_show)
+
+    schema = commands.add_parser("schema", help="print the JSON Schema of rules files, for editors")
+    schema.set_defaults(command=_schema)
+    return parser
+
+
+def _check(options: argparse.Namespace) -> int:
+    _be_quick()
+    from precisionpass.rules.load import load
+
+    status = FINE
+    for name in options.rules:
+        try:
+            rules = load(name)
+        except RulesError as error:
+            print(error, file=sys.stderr)
+            count = len(error.problems)
+            print(f"{name}: {count} problem{'s' if count > 1 else ''}", file=sys.stderr)
+            status = BAD_INPUT
+            continue
+        active = [rule.id for rule in rules.rules if rule.enabled]
+        counted = f"{len(active)} rule{'' if len(active) == 1 else 's'}"
+        print(f"{name}: good, {counted}{' (' + ', '.join(active) + ')' if active else ', changes nothing'}")
+    return status
+
+
+def _show(options: argparse.Namespace) -> int:
+    from precisionpass.rules import presets
+
+    if options.preset is None:
+        for name in presets.names():
+            print(f"{name:<18}{presets.summary(name)}")
+        return FINE
+    print(presets.text(options.preset), end="")
+    return FINE
+
+
+def _schema(options: argparse.Namespace) -> int:
+    from precisionpass.rules.schema import schema_text
+
+    print(schema_text(), end="")
+    return FINE
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from precisionpass.rules.load import load
+    from precisionpass.target import load_model, split_target
+
+    rules = load(options.rules)  # bad rules are refused before torch is loaded and before the user's file runs
+    path, name = split_target(options.target)
+    with _progress(f"loading {options.target}"), contextlib.redirect_stdout(sys.stderr):
+        from precisionpass import api
+
+        given = load_model(path, name)
+    with _progress("finding sites"), contextlib.redirect_stdout(sys.stderr):
+        report = api.explain(**given, rules=rules)
+    if options.review:
+        report.save(options.review)
+        print(f"review written to {options.review}", file=sys.stderr)
+    shown = _only(report, options.site) if options.site else report
+    sys.stdout.write(shown.to_json() if options.json else shown.text())
+    if options.json:
+        for sentence in report.failed_expectations:
+            print(f"expectation failed: {sentence}", file=sys.stderr)
+    return EXPECTATION_FAILED if report.failed_expectations else FINE
+
+
+def _only(report: Any, name: str) -> Any:
+    """The report cut down to the modules that a name or pattern matches."""
+    from precisionpass.rules.nearest import did_you_mean, shown
+    from precisionpass.rules.pattern import PatternError, check_pattern, matches
+
+    try:
+        pattern = check_pattern(name)
+    except PatternError as error:
+        raise PrecisionPassError(f"--site {shown(name)} cannot be used: {error}", code="PP126") from None
+    sites = tuple(site for site in report.sites if matches(pattern, site.module))
+    near_misses = tuple(miss for miss in report.near_misses if matches(pattern, miss.module))
+    if not sites and not near_misses:
+        modules = sorted({record.module for record in (*report.sites, *report.near_misses)})
+        listed = ", ".join(modules[:8]) + (f" and {len(modules) - 8} more" if len(modules) > 8 else "")
+        raise PrecisionPassError(
+            f"no site lies in the module {shown(name)}",
+            why=f"sites were found in: {listed}" if modules else "no site was found in this model",
+            fix=did_you_mean(name, modules) or 'give a module name, or a pattern such as "**.self_attn"',
+            code="PP126",
+        )
+    return dataclasses.replace(report, sites=sites, near_misses=near_misses)
+
+
+@contextlib.contextmanager
+def _progress(what: str) -> Iterator[None]:
+    """A turning sign on stderr while something long runs; nothing where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"{what} ..."):
+        yield
+
+
+def _be_quick() -> None:
+    """Two things that only a process which checks and ends may do: no collecting, no search for pydantic's plugins."""
+    gc.disable()
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
