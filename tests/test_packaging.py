@@ -44,6 +44,7 @@ def contents(wheel) -> set[str]:
 
 def test_the_wheel_holds_the_presets_and_the_page(contents):
     assert {f"precisionpass/presets/{name}.yaml" for name in PRESETS} <= contents
+    assert {f"precisionpass/review/page.{kind}" for kind in ("html.j2", "css", "js")} <= contents
 
 
 def test_the_wheel_holds_every_module_and_nothing_else(contents):

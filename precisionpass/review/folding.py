@@ -23,11 +23,12 @@ _INTEGER = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,8})(?![0-9])")
 class Group(Generic[Record]):
     """Records that are the same but for their place.
 
-    record: the first of them, which stands for all. names: their modules, folded, exact. sources, graphs: where they
-    are, folded. count: how many sites they are together.
+    record: the first of them, which stands for all. modules: the name of each, once. names: the same, folded.
+    sources, graphs: where they are, folded. count: how many sites they are together.
     """
 
     record: Record
+    modules: tuple[str, ...]
     names: tuple[str, ...]
     sources: str
     graphs: str
@@ -79,9 +80,11 @@ def fold_sources(sources: Iterable[str]) -> str:
 
 
 def _group(members: Sequence[Record]) -> Group[Record]:
+    modules = tuple(dict.fromkeys(member.module for member in members))
     return Group(
         record=members[0],
-        names=fold_names(member.module for member in members),
+        modules=modules,
+        names=fold_names(modules),
         sources=fold_sources(member.source for member in members),
         graphs=" ".join(fold_names(member.graph for member in members)),
         count=sum(getattr(member, "count", 1) for member in members),

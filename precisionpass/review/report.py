@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from precisionpass.review import files, text
+from precisionpass.review import files, html, text
 from precisionpass.review.plain import plain
 
 SCHEMA_VERSION = 1
@@ -96,7 +96,7 @@ class Report:
         return self.text()
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the review into a folder: summary.txt, sites.jsonl, why_not.txt, report.json and the artifacts.
+        """Write the review into a folder: index.html, summary.txt, sites.jsonl, why_not.txt, report.json, artifacts.
 
         Every file is written beside its place and then moved there, so that a failure leaves an older review whole.
         Files of an older review that this one does not have are removed. The same report gives the same bytes.
@@ -108,6 +108,7 @@ class Report:
             "sites.jsonl": "".join(rows),
             "why_not.txt": text.why_not(self),
             "report.json": self.to_json(),
+            "index.html": html.page(self),
         }
         files.write(folder, content, self.artifacts)
 

@@ -25,13 +25,13 @@ Row = tuple[str, list[str], str, str]  # kind, names, decision, rule
 def table(report: Report, width: int = 100) -> str:
     """The folded table that print(report) shows, at most `width` columns wide (never under 80)."""
     width = max(80, width)
-    sites = sorted(group_records(report.sites), key=lambda group: _rank(group.record.decision))
+    sites = sorted(group_records(report.sites), key=lambda group: rank(group.record.decision))
     misses = group_records(report.near_misses)
     rows = [_site_cells(group, report) for group in sites[:GROUPS_SHOWN]]
     miss_rows = [_miss_cells(group) for group in misses[:GROUPS_SHOWN]]
     lines = [
         *_wrapped(verdict(report), width),
-        *_wrapped(_scope(report), width),
+        *_wrapped(scope(report), width),
     ]
     for failure in report.failed_expectations:
         lines += _wrapped(f"EXPECTATION FAILED: {shown(failure, 600)}", width)
@@ -50,7 +50,7 @@ def table(report: Report, width: int = 100) -> str:
 def why_not(report: Report, width: int = 100) -> str:
     """Everything that was found and not rewritten, with its reason; nothing left out."""
     sites = [group for group in group_records(report.sites) if group.record.decision != "rewritten"]
-    sites.sort(key=lambda group: _rank(group.record.decision))
+    sites.sort(key=lambda group: rank(group.record.decision))
     misses = group_records(report.near_misses)
     if not report.sites and not misses:
         return "No site was found, and nothing was almost a site.\n"
@@ -74,7 +74,7 @@ def verdict(report: Report) -> str:
         counts[site.decision, site.kind, why] += site.count
     parts = [
         f"{count} {shown(kind)} {'site' if count == 1 else 'sites'} {shown(decision)}{f' ({why})' if why else ''}"
-        for (decision, kind, why), count in sorted(counts.items(), key=lambda item: _rank(item[0][0]))
+        for (decision, kind, why), count in sorted(counts.items(), key=lambda item: rank(item[0][0]))
     ]
     return ", ".join(parts) + "."
 
@@ -90,7 +90,7 @@ def fact_words(facts: Mapping[str, object]) -> str:
     for name, value in facts.items():
         if name == "dtype" or value is False:
             continue
-        parts.append(shown(name) if value is True else f"{shown(name)} {_number(value)}")
+        parts.append(shown(name) if value is True else f"{shown(name)} {value_words(value)}")
     return ", ".join(parts)
 
 
@@ -102,7 +102,7 @@ def setting_words(settings: Mapping[str, Mapping[str, object]]) -> str:
         by_rule.setdefault(key, []).append((name, setting))
     parts = []
     for (rule, file), held in by_rule.items():
-        values = ", ".join(f"{shown(name)}={_number(setting.get('value'))}" for name, setting in held)
+        values = ", ".join(f"{shown(name)}={value_words(setting.get('value'))}" for name, setting in held)
         lines = ",".join(dict.fromkeys(str(setting["line"]) for _, setting in held if setting.get("line")))
         place = f"{shown(file)}:{lines}" if file and lines else shown(file)
         origin = ", ".join(part for part in (shown(rule), place) if part)
@@ -163,12 +163,13 @@ def _closing(report: Report, width: int) -> list[str]:
     lines: list[str] = []
     if report.unused_rules:
         lines += _wrapped("Rules that never fired: " + ", ".join(shown(rule) for rule in report.unused_rules), width)
-    for event, count in Counter(report.events).items():
+    for event, count in counted(report.events):
         lines += _wrapped(f"Event: {shown(event, 600)}{f' (x {count})' if count > 1 else ''}", width)
     return ["", *lines] if lines else []
 
 
-def _scope(report: Report) -> str:
+def scope(report: Report) -> str:
+    """The second line: under which rules, and how much was looked at."""
     digest = f" ({shown(report.rules_digest[:12])})" if report.rules_digest else ""
     graphs = f"{report.graphs} {'graph' if report.graphs == 1 else 'graphs'}"
     return f"rules {shown(report.rules_name) or '(none)'}{digest}; {graphs}, {report.nodes} nodes"
@@ -189,11 +190,18 @@ def _pattern(name: str) -> str:
     return shown(name) or "(the model itself)"
 
 
-def _number(value: object) -> str:
+def value_words(value: object) -> str:
+    """A fact or setting as a short text; floats with six digits."""
     return f"{value:.6g}" if isinstance(value, float) else shown(value)
 
 
-def _rank(decision: str) -> int:
+def counted(events: Iterable[str]) -> list[tuple[str, int]]:
+    """Every event once, with how often it happened, in the order in which each first did."""
+    return list(Counter(events).items())
+
+
+def rank(decision: str) -> int:
+    """Where a decision stands in a review: what was changed first, what was left alone last."""
     return DECISIONS.index(decision) if decision in DECISIONS else len(DECISIONS)
 
 

@@ -11,7 +11,7 @@ from precisionpass import PrecisionPassError
 from precisionpass.review.files import safe_name
 from tests.review import gpt2
 
-FIXED = ["report.json", "sites.jsonl", "summary.txt", "why_not.txt"]
+FIXED = ["index.html", "report.json", "sites.jsonl", "summary.txt", "why_not.txt"]
 GRAPHS = ["graph_0.after.py", "graph_0.before.py", "graph_0.diff"]
 
 
