@@ -54,9 +54,9 @@ class RulesProblem:
     def _excerpt(self) -> str:
         """The source line with a caret under the column; a long line is cut around it."""
         start = max(0, self.column - 1 - 80)
-        shown = self.source_line[start : start + 110]
+        shown = printable(self.source_line[start : start + 110])
         before = shown[: max(0, self.column - 1 - start)]
-        indent = "".join("\t" if letter == "\t" else " " for letter in before)
+        indent = "".join(letter if letter == "\t" else " " for letter in before)
         return f"    {shown}\n    {indent}^"
 
 
@@ -74,6 +74,11 @@ class RulesError(PrecisionPassError):
         shown = [str(problem) for problem in self.problems[:MOST_SHOWN]]
         more = len(self.problems) - len(shown)
         return "\n".join([*shown, f"and {more} more problems"] if more else shown)
+
+
+def printable(text: str) -> str:
+    """The text with every character that could move a terminal's cursor or hide others as "?"; as long as before."""
+    return "".join(letter if letter.isprintable() or letter == "\t" else "?" for letter in text)
 
 
 def _indented(text: str) -> str:

@@ -106,7 +106,8 @@ def _users_code(path: Path, what: str, code: str) -> Iterator[None]:
 
 def _as_arguments(made: Any, name: str, place: str) -> dict[str, Any]:
     """What a factory returned, as arguments of explain."""
-    parts = dict(zip(("model", "args", "kwargs"), made if isinstance(made, tuple) else (made,), strict=False))
+    names = ("model", "args", "kwargs")
+    parts: dict[str, Any] = dict(zip(names, made if isinstance(made, tuple) else (made,), strict=False))
     problem = ""
     if isinstance(made, tuple) and not 1 < len(made) < 4:
         problem = f"it returned a tuple of {len(made)}"

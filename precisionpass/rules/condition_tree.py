@@ -158,5 +158,5 @@ class TreeBuilder:
             raise self._error(node.right, f"on the right of {sign} there must be a whole number above 0")
         return "size", (sign, left, right)
 
-    def _error(self, node: ast.AST, message: str) -> ConditionError:
+    def _error(self, node: ast.expr, message: str) -> ConditionError:
         return ConditionError(message, self.start + node.col_offset)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from precisionpass.errors import RulesError, RulesProblem
 from precisionpass.rules import presets
-from precisionpass.rules.model import MOST_RULES, Origin, Rule, RulesFile
+from precisionpass.rules.model import MOST_RULES, OnTrouble, Origin, Rule, RulesFile
 from precisionpass.rules.nearest import did_you_mean, shown
 from precisionpass.rules.problems import Finding, findings_of
 from precisionpass.rules.ruleset import RuleSet
@@ -86,40 +86,45 @@ class _Loader:
         self.count += 1
         source = read(decode(_content(path, name), name), name)
         checked = _checked(source)
-        bases = []
+        bases: list[_Loaded] = []
+        in_bases: list[RulesProblem] = []
         for index, base in enumerate(_extends(source)):
-            loaded = self._base(source, base, index, path, (*chain, path.resolve()))
-            bases.extend([loaded] if loaded else [])
-        if source.problems or checked is None:
-            raise RulesError(sorted(source.problems, key=lambda problem: (problem.line, problem.column)))
-        rules = tuple(rule.at(_origin(source, index)) for index, rule in enumerate(checked.rules))
-        loaded = _Loaded(source, checked, rules, tuple(bases))
+            try:
+                bases.append(self._base(source, base, index, path, (*chain, path.resolve())))
+            except RulesError as error:
+                in_bases.extend(error.problems)
+        own = sorted(source.problems, key=lambda problem: (problem.line, problem.column))
+        if own or in_bases or checked is None:
+            raise RulesError(own + in_bases)
+        loaded = _Loaded(source, checked, _with_origins(source, checked), tuple(bases))
         _check_ids(loaded)
         return loaded
 
-    def _base(self, source: Source, base: str, index: int, path: Path, chain: tuple[Path, ...]) -> _Loaded | None:
-        place = source.place(("extends", index)).value
-
-        def refuse(message: str) -> None:
-            source.problems.append(source.problem("PP109", message, *place))
-
-        if self.count >= MOST_FILES:
-            return refuse(f"more than {MOST_FILES} files extend one another")
-        if not is_path(base):
-            try:
-                target = presets.find(base)
-            except RulesError as error:
-                return refuse(error.problems[0].message)
-            name = target.name
-        else:
-            if os.path.isabs(base) or not base.endswith(SUFFIXES):
-                return refuse(f"extends takes a preset or a relative path that ends in .yaml, not {shown(base)}")
-            target, name = path.parent / base, os.path.normpath(os.path.join(os.path.dirname(source.file), base))
-        if target.resolve() in chain:
-            return refuse(f"{shown(base)} extends itself: " + " > ".join(step.name for step in [*chain, target]))
-        if not target.is_file():
-            return refuse(f"extends names the file {shown(base)}, which does not exist")
+    def _base(self, source: Source, base: str, index: int, path: Path, chain: tuple[Path, ...]) -> _Loaded:
+        target, name, problem = _target(source.file, base, path.parent)
+        if not problem and self.count >= MOST_FILES:
+            problem = f"more than {MOST_FILES} files extend one another"
+        if not problem and target.resolve() in chain:
+            problem = f"{shown(base)} extends itself: {' > '.join(step.name for step in [*chain, target])}"
+        if problem:
+            raise RulesError([source.problem("PP109", problem, *source.place(("extends", index)).value)])
         return self.file(target, name, chain)
+
+
+def _target(file: str, base: str, folder: Path) -> tuple[Path, str, str]:
+    """What extends names: the file, its name as shown to people, and what is wrong with it, if anything."""
+    if not is_path(base):
+        try:
+            found = presets.find(base)
+        except RulesError as error:
+            return folder, "", error.problems[0].message
+        return found, found.name, ""
+    name = os.path.normpath(os.path.join(os.path.dirname(file), base))
+    if os.path.isabs(base) or not base.endswith(SUFFIXES):
+        return folder, name, f"extends takes a preset or a relative path that ends in .yaml, not {shown(base)}"
+    if not (folder / base).is_file():
+        return folder, name, f"extends names the file {shown(base)}, which does not exist"
+    return folder / base, name, ""
 
 
 def _extends(source: Source) -> list[str]:
@@ -170,10 +175,17 @@ def _inside(source: Source, finding: Finding, line: int, column: int) -> tuple[i
     return (line, start + 1 + (finding.offset or 0)) if start >= 0 else (line, column)
 
 
-def _origin(source: Source, index: int) -> Origin:
-    path = ("rules", index, "apply")
-    lines = {str(key[3]): place.key[0] for key, place in source.places.items() if key[:3] == path and len(key) == 4}
-    return Origin(source.file, source.place(("rules", index)).value[0], lines)
+def _with_origins(source: Source, file: RulesFile) -> tuple[Rule, ...]:
+    """The rules of the file, each with its line and the lines of its settings."""
+    lines: dict[int, dict[str, int]] = {index: {} for index in range(len(file.rules))}
+    for path, place in source.places.items():
+        match path:
+            case ("rules", int(index), "apply", str(setting)):
+                lines[index][setting] = place.key[0]
+    return tuple(
+        rule.at(Origin(source.file, source.place(("rules", index)).value[0], lines[index]))
+        for index, rule in enumerate(file.rules)
+    )
 
 
 def _check_ids(loaded: _Loaded) -> None:
@@ -189,7 +201,7 @@ def _check_ids(loaded: _Loaded) -> None:
     for index, base in enumerate(loaded.bases):
         for rule in _rules(base):
             other = from_bases.setdefault(rule.id, rule)
-            if rule.id not in own and other.origin != rule.origin:
+            if rule.id not in own and (other.match, other.apply) != (rule.match, rule.apply):
                 place = loaded.source.place(("extends", index)).value
                 message = f'{other.origin.file} and {rule.origin.file} both have a rule "{rule.id}"; write it here'
                 problems.append(loaded.source.problem("PP110", message, *place))
@@ -222,9 +234,17 @@ def _merged(loaded: _Loaded, name: str) -> RuleSet:
         name=name,
         rules=_rules(loaded),
         expect=expect,
-        on_unmatched=next((file.on_unmatched for file in files if file.on_unmatched), "warn"),
-        on_refused=next((file.on_refused for file in files if file.on_refused), "warn"),
+        on_unmatched=_first([file.on_unmatched for file in files]),
+        on_refused=_first([file.on_refused for file in files]),
     )
+
+
+def _first(choices: list[OnTrouble | None]) -> OnTrouble:
+    """What the strongest file says that says anything."""
+    for choice in choices:
+        if choice is not None:
+            return choice
+    return "warn"
 
 
 def _files(loaded: _Loaded) -> list[RulesFile]:

@@ -59,7 +59,6 @@ Op = Literal["attention", "softmax", "log_softmax", "layer_norm", "rms_norm"]
 OneOrMany = BeforeValidator(_one_or_many)
 Pattern = Annotated[str, AfterValidator(_checked_pattern)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")]
-_LISTED = {"json_schema_extra": _show_one_or_many}
 
 
 @dataclass(frozen=True)
@@ -75,24 +74,28 @@ class Match(Checked):
     """Which sites a rule is for: those for which every key given here holds."""
 
     op: Annotated[tuple[Op, ...], OneOrMany] = Field(
-        min_length=1, description="The kind of site, or a list of kinds.", **_LISTED
+        min_length=1, description="The kind of site, or a list of kinds.", json_schema_extra=_show_one_or_many
     )
     module: Annotated[tuple[Pattern, ...], OneOrMany] = Field(
-        (),
+        default=(),
         min_length=1,
         description="Module names: a glob such as model.layers.*.self_attn, or re:..., or a list.",
-        **_LISTED,
+        json_schema_extra=_show_one_or_many,
     )
     not_module: Annotated[tuple[Pattern, ...], OneOrMany] = Field(
-        (), min_length=1, description="Module names to leave out.", **_LISTED
+        default=(), min_length=1, description="Module names to leave out.", json_schema_extra=_show_one_or_many
     )
     class_: Annotated[tuple[Pattern, ...], OneOrMany] = Field(
-        (), min_length=1, alias="class", description="Names of the module's class, such as *Attention.", **_LISTED
+        default=(),
+        min_length=1,
+        alias="class",
+        description="Names of the module's class, such as *Attention.",
+        json_schema_extra=_show_one_or_many,
     )
     where: Annotated[str, AfterValidator(_checked_condition)] | None = Field(
-        None, description='A condition over the facts of a site, such as "dtype == bf16 and seq_q >= 1024".'
+        default=None, description='A condition over the facts of a site, such as "dtype == bf16 and seq_q >= 1024".'
     )
-    training: bool | None = Field(None, description="true: only in training mode. false: only in evaluation.")
+    training: bool | None = Field(default=None, description="true: only in training mode. false: only in evaluation.")
 
     @property
     def condition(self) -> Condition | None:
@@ -124,11 +127,13 @@ class Match(Checked):
 class Rule(Checked):
     """One named rule: which sites, and what to do there."""
 
-    id: Name = Field(description="The name a review shows: letters, digits, dots, dashes.")
-    because: str = Field("", max_length=1000, description="The reason, shown in the review.")
-    enabled: bool = Field(True, description="false: as if the rule were not there; match and apply may be left out.")
-    match: Match | None = Field(None, description="Which sites.")
-    apply: Apply | None = Field(None, description="What to do there.")
+    id: Name = Field(description="The name a review shows: letters, digits, dots, dashes, underscores.")
+    because: str = Field(default="", max_length=1000, description="The reason, shown in the review.")
+    enabled: bool = Field(
+        default=True, description="false: as if the rule were not there; match and apply may be left out."
+    )
+    match: Match | None = Field(default=None, description="Which sites.")
+    apply: Apply | None = Field(default=None, description="What to do there.")
     _origin: Origin = PrivateAttr(default_factory=Origin)
 
     @property
@@ -175,11 +180,13 @@ def _kept_and_changed(given: Mapping[str, Any]) -> tuple[str, str] | None:
 class Expect(Checked):
     """How many sites there must be; without op and rule, all sites count."""
 
-    op: Op | None = Field(None, description="Count the sites of this kind.")
-    rule: Name | None = Field(None, description="Count the sites this rule matches.")
-    sites: int | None = Field(None, ge=0, le=1_000_000, description="Exactly so many sites, whatever became of them.")
-    min_sites: int | None = Field(None, ge=0, le=1_000_000, description="At least so many.")
-    max_refused: int | None = Field(None, ge=0, le=1_000_000, description="At most so many of them refused.")
+    op: Op | None = Field(default=None, description="Count the sites of this kind.")
+    rule: Name | None = Field(default=None, description="Count the sites this rule matches.")
+    sites: int | None = Field(
+        default=None, ge=0, le=1_000_000, description="Exactly so many sites, whatever became of them."
+    )
+    min_sites: int | None = Field(default=None, ge=0, le=1_000_000, description="At least so many.")
+    max_refused: int | None = Field(default=None, ge=0, le=1_000_000, description="At most so many of them refused.")
 
     @model_validator(mode="after")
     def _says_something(self) -> Expect:
@@ -209,13 +216,18 @@ class RulesFile(Checked):
 
     version: Literal[1] = Field(description="The version of the rules language.")
     extends: Annotated[tuple[str, ...], OneOrMany] = Field(
-        (), max_length=16, description="Presets by name, or files relative to this one; their rules follow.", **_LISTED
+        default=(),
+        max_length=16,
+        description="Presets by name, or files relative to this one; their rules follow.",
+        json_schema_extra=_show_one_or_many,
     )
     rules: Annotated[tuple[Rule, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)] = Field(
-        (), max_length=MOST_RULES, description="The rules, strongest first."
+        default=(), max_length=MOST_RULES, description="The rules, strongest first."
     )
     expect: Annotated[tuple[Expect, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)] = Field(
-        (), max_length=MOST_RULES, description="Site counts that must hold; exit status 1 where one does not."
+        default=(), max_length=MOST_RULES, description="Site counts that must hold; exit status 1 where one does not."
     )
-    on_unmatched: OnTrouble | None = Field(None, description="A rule that matched no site: warn, error or keep quiet.")
-    on_refused: OnTrouble | None = Field(None, description="A site that is refused: warn, error or keep quiet.")
+    on_unmatched: OnTrouble | None = Field(
+        default=None, description="A rule that matched no site: warn, error or keep quiet."
+    )
+    on_refused: OnTrouble | None = Field(default=None, description="A site that is refused: warn, error or keep quiet.")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from precisionpass.errors import printable
+
 LONGEST_SHOWN = 40
 
 
@@ -38,6 +40,6 @@ def shown(value: object) -> str:
         return "a group of keys"
     if isinstance(value, list | tuple):
         return "a list"
-    text = " ".join(str(value).split()) if isinstance(value, str) else f"{value!r}"
+    text = printable(" ".join(value.split())) if isinstance(value, str) else f"{value!r}"
     text = text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
     return f'"{text}"' if isinstance(value, str) else text

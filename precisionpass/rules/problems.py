@@ -103,7 +103,11 @@ def _bad_value(path: Path, kind: str, context: dict[str, Any], value: Any, owner
         word = value if isinstance(value, str) else shown(value)
         return Finding("PP105", f"{shown(value)} is no choice for {subject}; {advice(word, choices)}", path)
     if kind == "string_pattern_mismatch":
-        return Finding("PP104", f"{subject} is letters, digits, dots and dashes, at most 80, not {shown(value)}", path)
+        return Finding(
+            "PP104",
+            f"{subject} must be letters, digits, dots, dashes and underscores, at most 80, not {shown(value)}",
+            path,
+        )
     if kind in _LENGTHS:
         return Finding("PP104", f"{subject} needs {_LENGTHS[kind]}", path)
     if kind in _BOUNDS:

@@ -7,13 +7,11 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from precisionpass.rules.condition import Condition
-from precisionpass.rules.model import Expect, Rule
+from precisionpass.rules.model import Expect, OnTrouble, Rule
 from precisionpass.rules.settings import belongs_to, changes_numbers, defaults
-
-OnTrouble = Literal["warn", "error", "keep"]
 
 
 @dataclass(frozen=True)

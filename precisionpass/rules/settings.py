@@ -36,9 +36,13 @@ class RowMaxShift(Checked):
     Bounded: shift = max(previous, min(beta * m, m + limit)) for m > 0 and min(0, m + limit) for m < 0.
     """
 
-    beta: float = Field(2.0, gt=1, le=100, description="Factor on a positive row maximum.")
-    limit: float = Field(8.0, ge=0, le=40, description="Largest distance of the shift from the row maximum, in logits.")
-    tolerance: float = Field(0.0, ge=0, le=1, description="Scores this close to the maximum count as repeats of it.")
+    beta: float = Field(default=2.0, gt=1, le=100, description="Factor on a positive row maximum.")
+    limit: float = Field(
+        default=8.0, ge=0, le=40, description="Largest distance of the shift from the row maximum, in logits."
+    )
+    tolerance: float = Field(
+        default=0.0, ge=0, le=1, description="Scores this close to the maximum count as repeats of it."
+    )
 
 
 class LogitClip(Checked):
@@ -53,52 +57,54 @@ class GradClip(Checked):
 
     kind: Literal["value", "norm"] = Field(description="value: clamp each element. norm: scale the tensor down.")
     max: float = Field(gt=0, le=1e30, description="Largest element, or largest norm.")
-    on_nonfinite: Literal["zero", "keep"] = Field("keep", description="What becomes of inf and nan in a gradient.")
+    on_nonfinite: Literal["zero", "keep"] = Field(
+        default="keep", description="What becomes of inf and nan in a gradient."
+    )
 
 
 class Apply(Checked):
     """What to do at the sites a rule matches."""
 
     implementation: Literal["auto", "triton", "reference", "keep"] = Field(
-        "auto",
+        default="auto",
         description="Who computes the site. auto: the fastest that can. triton: the GPU kernels. reference: plain "
         "PyTorch, slow and exact, the specification. keep: leave the site as it is.",
     )
     lowering: Literal["auto", "kernel"] = Field(
-        "auto", description="auto: whichever is faster in a whole step. kernel: always an op of its own."
+        default="auto", description="auto: whichever is faster in a whole step. kernel: always an op of its own."
     )
-    deterministic: bool = Field(True, description="Same input, same bits, run after run.")
+    deterministic: bool = Field(default=True, description="Same input, same bits, run after run.")
     statistics: Literal["float32"] = Field(
-        "float32", description="The least precision of maxima, sums, means and variances."
+        default="float32", description="The least precision of maxima, sums, means and variances."
     )
     normaliser: Literal["rounded", "float32"] = Field(
-        "rounded",
+        default="rounded",
         description="Which probabilities the softmax denominator adds up. rounded: those that multiply V, which "
         "makes the output unbiased. float32: those before rounding, as other kernels do.",
     )
     delta: Literal["residual", "recompute", "output"] = Field(
-        "residual",
+        default="residual",
         description="How the backward gets rowsum(dO * O). residual: from the output and one saved byte per element. "
         "recompute: rowsum(P * dP) / rowsum(P), no memory, one more pass. output: from the rounded output, biased.",
     )
     row_max_shift: Annotated[RowMaxShift | None, OffIsNone] = Field(
-        None, description="The bounded shift of a repeated row maximum; off: none.", json_schema_extra=_or_off
+        default=None, description="The bounded shift of a repeated row maximum; off: none.", json_schema_extra=_or_off
     )
     logit_clip: Annotated[LogitClip | None, OffIsNone] = Field(
-        None, description="A bound on the scores; off: none.", json_schema_extra=_or_off
+        default=None, description="A bound on the scores; off: none.", json_schema_extra=_or_off
     )
     output_clip: Annotated[float | None, OffIsNone] = Field(
-        None, gt=0, le=1e30, description="Largest magnitude of an output; off: none.", json_schema_extra=_or_off
+        default=None, gt=0, le=1e30, description="Largest magnitude of an output; off: none.", json_schema_extra=_or_off
     )
     grad_clip: Annotated[GradClip | None, OffIsNone] = Field(
-        None, description="A bound on the gradients of this site; off: none.", json_schema_extra=_or_off
+        default=None, description="A bound on the gradients of this site; off: none.", json_schema_extra=_or_off
     )
     dead_rows: Literal["same", "zero", "nan"] = Field(
-        "same",
+        default="same",
         description="A query that may attend to nothing. same: what the model gives today. zero: zeros. nan: nan.",
     )
     probabilities: Literal["same", "never"] = Field(
-        "same",
+        default="same",
         description="Attention weights the model returns. same: returned if they are used. never: a site that "
         "returns them is refused.",
     )
@@ -113,7 +119,7 @@ def _plain(value: Any) -> Any:
 
 
 # Settings that only some ops have; the others belong to every op.
-_ONLY = dict.fromkeys(
+_ONLY: dict[str, tuple[str, ...]] = dict.fromkeys(
     (
         "normaliser",
         "delta",
@@ -136,7 +142,7 @@ def belongs_to(setting: str) -> tuple[str, ...]:
 
 def defaults(kind: str) -> dict[str, Any]:
     """What counts for a site of this kind where no rule says otherwise, as plain data."""
-    return {name: value for name, value in Apply().model_dump().items() if kind in belongs_to(name)}
+    return {name: _plain(value) for name, value in Apply() if kind in belongs_to(name)}
 
 
 def changes_numbers(setting: str, value: Any) -> bool:

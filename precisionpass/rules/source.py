@@ -68,8 +68,7 @@ class Source:
 def decode(content: bytes, file: str) -> str:
     """UTF-8 text without control characters. Raises RulesError."""
     if len(content) > LARGEST_FILE:
-        size = f"{len(content) / 1024:.0f} KiB" if len(content) < 2**20 else f"{len(content) / 2**20:.0f} MiB"
-        raise _refused("PP100", f"the file has {size}; a rules file has at most {LARGEST_FILE // 1024} KiB", file)
+        raise _refused("PP100", f"the file is larger than {LARGEST_FILE // 1024} KiB; write less, or extend", file)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
