@@ -29,10 +29,7 @@ def table(report: Report, width: int = 100) -> str:
     misses = group_records(report.near_misses)
     rows = [_site_cells(group, report) for group in sites[:GROUPS_SHOWN]]
     miss_rows = [_miss_cells(group) for group in misses[:GROUPS_SHOWN]]
-    lines = [
-        *_wrapped(verdict(report), width),
-        *_wrapped(scope(report), width),
-    ]
+    lines = [*_wrapped(verdict(report), width), *_wrapped(scope(report), width)]
     for failure in report.failed_expectations:
         lines += _wrapped(f"EXPECTATION FAILED: {shown(failure, 600)}", width)
     for group, row in zip(sites, _aligned(rows, width), strict=False):
@@ -65,9 +62,11 @@ def why_not(report: Report, width: int = 100) -> str:
 
 
 def verdict(report: Report) -> str:
-    """The first line: how many sites of each kind were rewritten, refused and kept."""
+    """The first line: how many sites of each kind were rewritten, refused and kept, and how many were near misses."""
+    near = len(report.near_misses)
+    misses = [f"{near} near {'miss' if near == 1 else 'misses'}"] if near else []
     if not report.sites:
-        return "No site was found: the model runs as it is."
+        return ", ".join(["No site was found", *misses]) + ": the model runs as it is."
     counts: Counter[tuple[str, str, str]] = Counter()
     for site in report.sites:
         why = "" if site.decision == "rewritten" else words(site.reason)
@@ -76,7 +75,7 @@ def verdict(report: Report) -> str:
         f"{count} {shown(kind)} {'site' if count == 1 else 'sites'} {shown(decision)}{f' ({why})' if why else ''}"
         for (decision, kind, why), count in sorted(counts.items(), key=lambda item: rank(item[0][0]))
     ]
-    return ", ".join(parts) + "."
+    return ", ".join([*parts, *misses]) + "."
 
 
 def words(reason: str) -> str:
@@ -130,7 +129,8 @@ def _site_details(group: Group[SiteRecord], report: Report, width: int) -> Itera
     if site.settings:
         yield from _wrapped("set: " + setting_words(site.settings), width, INDENT)
     if site.message:
-        yield from _wrapped("why: " + shown(site.message, 600), width, INDENT)
+        code = f" ({shown(site.reason)})" if site.rule and site.decision != "rewritten" else ""
+        yield from _wrapped(f"why: {shown(site.message, 600)}{code}", width, INDENT)
     if site.holds_while:
         yield from _wrapped("holds while " + shown(site.holds_while, 600), width, INDENT)
     graphs = f" (graph {shown(group.graphs)})" if report.graphs > 1 else ""

@@ -40,6 +40,11 @@ def test_the_verdict_counts_what_was_refused_before_what_was_kept():
     )
 
 
+def test_a_site_that_a_rule_asked_for_and_that_was_refused_names_its_reason_code():
+    refused = replace(gpt2.attention(0), decision="refused", reason="mutated_between", message="v is written in place")
+    assert "why: v is written in place (mutated_between)" in Report(sites=(refused,)).text()
+
+
 def test_a_failed_expectation_stands_under_the_verdict():
     report = replace(gpt2.report(), failed_expectations=("attention: 13 sites rewritten, found 12",))
     assert report.text().splitlines()[2] == "EXPECTATION FAILED: attention: 13 sites rewritten, found 12"
@@ -47,6 +52,9 @@ def test_a_failed_expectation_stands_under_the_verdict():
 
 def test_nothing_found_says_so():
     assert Report().text().startswith("No site was found: the model runs as it is.")
+    assert verdict(Report(near_misses=(gpt2.near_miss(),) * 2)) == (
+        "No site was found, 2 near misses: the model runs as it is."
+    )
     assert why_not(Report()) == "No site was found, and nothing was almost a site.\n"
     assert why_not(Report(sites=(gpt2.attention(0),))).startswith("Every site that was found was rewritten")
 
