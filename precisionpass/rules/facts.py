@@ -11,8 +11,15 @@ _LAST_AXIS = ("softmax", "log_softmax", *_NORMS)
 
 DTYPES = ("bf16", "fp16", "fp32", "fp64")
 DEVICES = ("cpu", "cuda", "meta", "mps", "xpu")
-# PyTorch's own spellings, in conditions and in facts alike.
-WORD_ALIASES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float64": "fp64"}
+# Other spellings, in conditions and in facts alike.
+WORD_ALIASES = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float32": "fp32",
+    "float64": "fp64",
+    "gpu": "cuda",
+}
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -18,6 +19,7 @@ from precisionpass.rules.ruleset import RuleSet
 from precisionpass.rules.source import LARGEST_FILE, Source, decode, read
 
 MOST_FILES = 32
+MOST_PROBLEMS = 200
 SUFFIXES = (".yaml", ".yml")
 
 RulesSource = str | os.PathLike[str] | RuleSet | Sequence[Rule]
@@ -152,7 +154,7 @@ def _checked(source: Source) -> RulesFile | None:
     try:
         return RulesFile.model_validate(source.data)
     except ValidationError as error:
-        for finding in findings_of(error, RulesFile, source.data):
+        for finding in islice(findings_of(error, RulesFile, source.data), MOST_PROBLEMS):
             if finding.path not in source.unusable:
                 source.problems.append(_placed(source, finding))
         return None

@@ -85,7 +85,7 @@ def _check_expression(text: str) -> None:
             warnings.simplefilter("error")
             re.compile(text)
     except (re.error, OverflowError, RecursionError, MemoryError, Warning) as error:
-        reason = getattr(error, "msg", "") or "too large"
+        reason = "it is ambiguous" if isinstance(error, Warning) else getattr(error, "msg", "it is too large")
         raise PatternError(f"the regular expression cannot be read: {reason}") from None
     repeats = 0
     groups: list[bool] = []  # for each open group: whether it holds a repeat or a choice

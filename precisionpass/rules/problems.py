@@ -33,7 +33,11 @@ _BOUNDS = {
     "less_than": ("less than", "lt"),
     "less_than_equal": ("at most", "le"),
 }
-_LENGTHS = {"too_short": "at least one entry", "too_long": "fewer entries", "string_too_long": "a shorter text"}
+_LENGTHS = {
+    "too_short": "needs at least {min_length} entry",
+    "too_long": "has more than {max_length} entries",
+    "string_too_long": "has more than {max_length} characters",
+}
 _TRUTH_WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
@@ -55,8 +59,12 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> list[RulesPro
 
 def findings_of(error: ValidationError, model: type[BaseModel], data: Any) -> Iterator[Finding]:
     """Every problem pydantic collected. data: the whole plain file, for the names of rules."""
-    for one in error.errors(include_url=False):
-        yield _finding(one, model, data)
+    found = error.errors(include_url=False)
+    parents = {one["loc"][:-1] for one in found}
+    for one in found:
+        # A list whose entries were refused counts as empty; only the entries are worth a sentence.
+        if one["type"] != "too_short" or one["loc"] not in parents:
+            yield _finding(one, model, data)
 
 
 def _finding(one: Any, model: type[BaseModel], data: Any) -> Finding:
@@ -109,7 +117,7 @@ def _bad_value(path: Path, kind: str, context: dict[str, Any], value: Any, owner
             path,
         )
     if kind in _LENGTHS:
-        return Finding("PP104", f"{subject} needs {_LENGTHS[kind]}", path)
+        return Finding("PP104", f"{subject} {_LENGTHS[kind].format(**context)}", path)
     if kind in _BOUNDS:
         words, limit = _BOUNDS[kind]
         return Finding("PP104", f"{subject} must be {words} {_number(context[limit])}, not {shown(value)}", path)

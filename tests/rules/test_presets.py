@@ -1,0 +1,51 @@
+"""The rules files that come with the package."""
+
+import pytest
+
+from precisionpass.rules import load, presets
+
+EVERY = ("fp32-statistics", "off", "paper-shift", "stable-bf16", "watch")
+LOW = {"dtype": "bf16", "statistics": "bf16"}
+HIGH = {"dtype": "fp32", "statistics": "fp32"}
+
+
+def rewritten(name, facts):
+    """The kinds of sites a preset rewrites, given the facts."""
+    rules = load(name)
+    kinds = ("attention", "softmax", "log_softmax", "layer_norm", "rms_norm")
+    resolved = [rules.resolve(kind, "m", "M", True, lambda condition: condition.evaluate(facts)) for kind in kinds]
+    return {one.kind for one in resolved if one.rewrites}
+
+
+def test_their_names():
+    assert presets.names() == EVERY
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_each_points_editors_at_the_schema_and_says_what_it_is(name):
+    lines = presets.text(name).splitlines()
+    assert lines[0] == "# yaml-language-server: $schema=./rules.schema.json"
+    assert len(presets.summary(name)) > 30
+    assert load(name).name == name
+    assert all(rule.because for rule in load(name).rules)
+
+
+def test_what_they_rewrite():
+    norms_and_softmax = {"softmax", "log_softmax", "layer_norm", "rms_norm"}
+    assert rewritten("stable-bf16", LOW) == norms_and_softmax | {"attention"}
+    assert rewritten("fp32-statistics", LOW) == norms_and_softmax
+    assert rewritten("paper-shift", LOW) == {"attention"}
+    for name in EVERY:
+        assert rewritten(name, HIGH) == set()
+    assert rewritten("watch", LOW) == rewritten("off", LOW) == set()
+    assert [name for name in EVERY if load(name).is_off] == ["off"]
+
+
+def test_they_are_found_in_a_wheel_as_in_a_checkout(tmp_path, monkeypatch):
+    packaged = tmp_path / "precisionpass" / "presets"
+    packaged.mkdir(parents=True)
+    for name in EVERY:
+        (packaged / f"{name}.yaml").write_text(presets.text(name), encoding="utf-8")
+    monkeypatch.setattr(presets, "FOLDERS", (packaged, tmp_path / "rules"))
+    assert presets.folder() == packaged
+    assert load("stable-bf16").rules

@@ -1,0 +1,60 @@
+"""The JSON Schema and the settings are one description: the models."""
+
+import json
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from precisionpass.rules import facts, model, settings
+from precisionpass.rules.not_yet import NOT_YET_SETTINGS
+from precisionpass.rules.schema import schema_text
+
+FILE = Path(__file__).parents[2] / "rules" / "rules.schema.json"
+
+
+def test_the_schema_file_is_true():
+    written = json.loads(FILE.read_text(encoding="utf-8"))
+    assert written == json.loads(schema_text()), "python -m precisionpass schema > rules/rules.schema.json"
+
+
+def test_every_key_has_a_description():
+    schema = json.loads(schema_text())
+    parts = [schema, *schema["$defs"].values()]
+    assert len(parts) == 8
+    for part in parts:
+        assert part["additionalProperties"] is False
+        assert all(key["description"].endswith(".") for key in part["properties"].values())
+
+
+def test_every_setting_has_its_default_in_the_schema():
+    properties = json.loads(schema_text())["$defs"]["Apply"]["properties"]
+    assert {name: key["default"] for name, key in properties.items()} == {
+        name: "off" if value is None else value for name, value in settings.defaults("attention").items()
+    }
+    assert not set(properties) & set(NOT_YET_SETTINGS)
+
+
+def test_the_words_for_ops_agree():
+    assert get_args(model.Op) == settings.OPS
+    assert all(set(fact.ops) <= set(settings.OPS) for fact in facts.FACTS.values())
+
+
+def test_defaults_by_kind():
+    assert settings.defaults("rms_norm") == {
+        "implementation": "auto", "lowering": "auto", "deterministic": True, "statistics": "float32",
+    }  # fmt: skip
+    assert set(settings.defaults("attention")) == set(settings.Apply.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "changes"),
+    [
+        ("statistics", "float32", True), ("delta", "output", True), ("dead_rows", "zero", True),
+        ("dead_rows", "same", False), ("logit_clip", None, False), ("implementation", "auto", False),
+        ("lowering", "kernel", False), ("deterministic", False, False), ("probabilities", "never", False),
+        ("output_clip", 3.0, True), ("row_max_shift", {"beta": 2.0}, True),
+    ],
+)  # fmt: skip
+def test_which_settings_change_numbers(name, value, changes):
+    assert settings.changes_numbers(name, value) is changes
