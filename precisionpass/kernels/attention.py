@@ -1,0 +1,221 @@
+"""Attention on a GPU: what the kernels can do, the forward and the backward, as the reference specifies them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from precisionpass.kernels import tuning
+from precisionpass.kernels.attention_backward import key_value_gradients, query_gradients
+from precisionpass.kernels.attention_bias import bias_gradients
+from precisionpass.kernels.attention_forward import attention_forward
+from precisionpass.kernels.attention_rows import prepare_rows, revisit_rows
+from precisionpass.kernels.launch import Plan, describable, heads_last, launch, strides_of
+
+if TYPE_CHECKING:
+    from precisionpass.ops.arguments import AttentionArguments, Gradients, Saved
+
+WIDEST = 256
+ROWS_AT_A_TIME = 32
+
+
+def supports(arguments: AttentionArguments) -> str | None:
+    """None where the kernels can run this attention; else the reason, for the review and for the fallback."""
+    q, v = arguments.q, arguments.v
+    if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"the kernels compute in bfloat16, float16 and float32, not {str(q.dtype).removeprefix('torch.')}"
+    if max(q.shape[3], v.shape[3]) > WIDEST:
+        return f"the kernels take head dimensions up to {WIDEST}, not {max(q.shape[3], v.shape[3])}"
+    if arguments.score != "s":
+        return "the kernels have no general score expressions yet"
+    if arguments.probabilities != "none":
+        return "the kernels do not return probabilities"
+    if arguments.row_max_shift:
+        return "the kernels have no row_max_shift"
+    if arguments.output_clip > 0:
+        return "the kernels have no output_clip"
+    return None
+
+
+def forward(arguments: AttentionArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(output, residual, lse, max_logits, probabilities) as the op's schema states them; [0] where not asked.
+
+    q [B, H, Sq, D], k [B, Hk, Sk, D], v [B, Hk, Sk, Dv], any strides; nothing is copied. The caller has made sure that
+    `supports` gives None.
+    """
+    q, v = arguments.q, arguments.v
+    shape = (*q.shape[:3], v.shape[3])
+    output = heads_last(q, shape, q.dtype)
+    residual = heads_last(q, shape, torch.int8) if arguments.keeps_residual else q.new_empty(0, dtype=torch.int8)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    row_max = torch.empty_like(lse) if arguments.return_max_logits else lse.new_empty(0)
+    if output.numel() == 0:
+        return output, residual, _empty_lse(arguments, lse), _largest(arguments, row_max, q), q.new_empty(0)
+
+    with torch.cuda.device_of(q):
+        plan = Plan(arguments)
+        tile = plan.tile(tuning.FORWARD)
+        variant = plan.variant_for(
+            tile,
+            rounded_normaliser=arguments.normaliser == "rounded",
+            ones_width=tile.ones_width,
+            residual=arguments.keeps_residual,
+            sinks=arguments.sinks is not None,
+            row_max=arguments.return_max_logits,
+        )
+        target, strides = plan.tiled(output, tile.query_block, plan.value_width)
+        steps = plan.tiled(residual, tile.query_block, plan.value_width)[0] if arguments.keeps_residual else None
+        launch(
+            attention_forward, plan.query_programs(tile.query_block), tile,
+            *plan.inputs(tile), arguments.sinks, strides_of(arguments.sinks), arguments.seed,
+            target, strides, steps, lse, row_max if arguments.return_max_logits else None, *plan.sizes(),
+            VARIANT=variant, QUERY_BLOCK=tile.query_block, KEY_BLOCK=tile.key_block,
+        )  # fmt: skip
+    return output, residual, lse, _largest(arguments, row_max, q), q.new_empty(0)
+
+
+def _empty_lse(arguments: AttentionArguments, lse: Tensor) -> Tensor:
+    if lse.numel():  # values of width zero: the rows exist, nobody looks at what they sum
+        raise NotImplementedError("attention: values of width 0 have no kernel")
+    return lse
+
+
+def _largest(arguments: AttentionArguments, row_max: Tensor, q: Tensor) -> Tensor:
+    """The largest logit of each head, [B, H] FP32, -inf where a head has no row or no key; [0] where not asked."""
+    if not arguments.return_max_logits:
+        return row_max
+    if q.shape[2] == 0:
+        return row_max.new_full(q.shape[:2], float("-inf"))
+    return row_max.amax(-1)
+
+
+def backward(
+    gradients: Gradients, arguments: AttentionArguments, saved: Saved
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
+    """(dq, dk, dv, dbias, dsinks, [dscore_input, ...]) in the inputs' formats and shapes; [0] where not needed.
+
+    Every sum has a fixed order: the same inputs give the same bits.
+    """
+    needs_q, needs_k, needs_v, needs_bias, needs_sinks, *_ = gradients.needs
+    q, k, v = arguments.q, arguments.k, arguments.v
+    nothing = q.new_empty(0)
+    if saved.output.numel() == 0 or k.numel() == 0:
+        return _zero_gradients(gradients, arguments)
+    with torch.cuda.device_of(q):
+        plan = Plan(arguments)
+        upstream = gradients.output
+        if plan.variant["descriptors"] and not describable(upstream):
+            upstream = heads_last(q, saved.output.shape, q.dtype).copy_(upstream)
+        rows = _rows(plan, gradients, saved, upstream)
+        dk, dv, dq, dbias = nothing, nothing, nothing, nothing
+        if needs_k or needs_v:
+            dk, dv = heads_last(k, k.shape, k.dtype), heads_last(v, v.shape, v.dtype)
+            _launch_key_value(plan, upstream, rows, dk, dv)
+        if needs_q:
+            dq = heads_last(q, q.shape, q.dtype)
+            _launch_query(plan, upstream, rows, dq)
+        if needs_bias:
+            dbias = _bias_gradient(plan, upstream, rows)
+        dsinks = _sinks_gradient(arguments, saved, rows.delta) if needs_sinks else nothing
+    empty = [tensor.new_empty(0) for tensor in arguments.score_inputs]
+    return dq, dk if needs_k else nothing, dv if needs_v else nothing, dbias, dsinks, empty
+
+
+class _Rows:
+    """FP32 [B, H, Sq] statistics that every kernel of the backward reads, and which heads hold a dead row."""
+
+    def __init__(self, plan: Plan) -> None:
+        shape = (plan.batch, plan.heads, plan.query_count)
+        device = plan.arguments.q.device
+        self.delta = torch.empty(shape, dtype=torch.float32, device=device)
+        self.shift = torch.empty_like(self.delta)
+        self.correction = torch.empty_like(self.delta) if plan.variant["bias"] else None
+        nan = plan.variant["dead_rows_nan"]
+        self.dead_heads = torch.zeros(shape[:2], dtype=torch.int32, device=device) if nan else None
+
+
+def _rows(plan: Plan, gradients: Gradients, saved: Saved, upstream: Tensor) -> _Rows:
+    arguments, rows = plan.arguments, _Rows(plan)
+    residual = arguments.delta == "residual" and arguments.rounds and saved.has_residual
+    recompute = arguments.delta == "recompute" or (arguments.delta == "residual" and arguments.rounds and not residual)
+    lse_gradient = gradients.lse.to(torch.float32).contiguous() if gradients.lse is not None else None
+    tile = tuning.Tile(ROWS_AT_A_TIME, ROWS_AT_A_TIME, 4, 1)
+    launch(
+        prepare_rows, plan.query_programs(ROWS_AT_A_TIME), tile,
+        saved.output, saved.residual if residual else None, strides_of(saved.output), upstream, strides_of(upstream),
+        saved.lse, lse_gradient, rows.delta, rows.shift, rows.dead_heads, plan.heads, plan.query_count,
+        VARIANT=plan.variant_for(tile, residual=residual), ROWS=ROWS_AT_A_TIME,
+        HAS_LOG_SUM_GRADIENT=lse_gradient is not None, WANTS_DELTA=not recompute,
+    )  # fmt: skip
+    if recompute or plan.variant["bias"]:
+        tile = plan.tile(tuning.REVISIT)
+        inputs, gradient = plan.inputs(tile), plan.tiled(upstream, tile.query_block, plan.value_width)
+        launch(
+            revisit_rows, plan.query_programs(tile.query_block), tile,
+            *inputs, arguments.sinks, strides_of(arguments.sinks), arguments.seed, *gradient, lse_gradient,
+            rows.delta, rows.shift, rows.correction, *plan.sizes(),
+            VARIANT=plan.variant_for(tile, sinks=arguments.sinks is not None),
+            QUERY_BLOCK=tile.query_block, KEY_BLOCK=tile.key_block,
+            WANTS_DELTA=recompute, HAS_LOG_SUM_GRADIENT=lse_gradient is not None,
+        )  # fmt: skip
+    return rows
+
+
+def _launch_key_value(plan: Plan, upstream: Tensor, rows: _Rows, dk: Tensor, dv: Tensor) -> None:
+    tile = plan.tile(tuning.KEY_VALUE)
+    launch(
+        key_value_gradients, plan.key_programs(tile.key_block), tile,
+        *plan.inputs(tile), plan.arguments.seed, *plan.tiled(upstream, tile.query_block, plan.value_width),
+        rows.shift, rows.delta, rows.correction, rows.dead_heads,
+        *plan.tiled(dk, tile.key_block, plan.width), *plan.tiled(dv, tile.key_block, plan.value_width), *plan.sizes(),
+        VARIANT=plan.variant_for(tile), QUERY_BLOCK=tile.query_block, KEY_BLOCK=tile.key_block,
+    )  # fmt: skip
+
+
+def _launch_query(plan: Plan, upstream: Tensor, rows: _Rows, dq: Tensor) -> None:
+    tile = plan.tile(tuning.QUERY)
+    launch(
+        query_gradients, plan.query_programs(tile.query_block), tile,
+        *plan.inputs(tile), plan.arguments.seed, *plan.tiled(upstream, tile.query_block, plan.value_width),
+        rows.shift, rows.delta, rows.correction, *plan.tiled(dq, tile.query_block, plan.width), *plan.sizes(),
+        VARIANT=plan.variant_for(tile), QUERY_BLOCK=tile.query_block, KEY_BLOCK=tile.key_block,
+    )  # fmt: skip
+
+
+def _bias_gradient(plan: Plan, upstream: Tensor, rows: _Rows) -> Tensor:
+    bias = plan.arguments.bias
+    tile = plan.tile(tuning.REVISIT)
+    total = torch.empty(bias.shape, dtype=torch.float32, device=bias.device)
+    own_rows = -(-plan.query_count // tile.query_block) if bias.shape[2] > 1 else 1
+    own_keys = -(-plan.key_count // tile.key_block) if bias.shape[3] > 1 else 1
+    planes, heads = bias.shape[0] * bias.shape[1], bias.shape[1]
+    spans = (plan.batch if bias.shape[0] == 1 else 1, plan.heads if heads == 1 else 1)
+    launch(
+        bias_gradients, planes * own_rows * own_keys, tile,
+        *plan.inputs(tile), plan.arguments.seed, *plan.tiled(upstream, tile.query_block, plan.value_width),
+        rows.shift, rows.delta, rows.correction, total, *plan.sizes(), heads, *spans,
+        VARIANT=plan.variant_for(tile), QUERY_BLOCK=tile.query_block, KEY_BLOCK=tile.key_block,
+    )  # fmt: skip
+    return total.to(bias.dtype)
+
+
+def _sinks_gradient(arguments: AttentionArguments, saved: Saved, delta: Tensor) -> Tensor:
+    """A sink holds exp(sink - lse) of each row, and its value is zero: dsink = -exp(sink - lse) * delta."""
+    sinks = arguments.sinks
+    share = torch.exp(sinks.to(torch.float32) - saved.lse.unsqueeze(-1))
+    return share.mul_(delta.unsqueeze(-1)).neg_().sum_to_size(sinks.shape).to(sinks.dtype)
+
+
+def _zero_gradients(
+    gradients: Gradients, arguments: AttentionArguments
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
+    """Gradients where there is no row or no key: zero for whatever has elements."""
+    inputs = (arguments.q, arguments.k, arguments.v, arguments.bias, arguments.sinks)
+    needed = gradients.needs[: len(inputs)]
+    dq, dk, dv, dbias, dsinks = (
+        torch.zeros_like(tensor) if wanted and tensor is not None else arguments.q.new_empty(0)
+        for tensor, wanted in zip(inputs, needed, strict=True)
+    )
+    return dq, dk, dv, dbias, dsinks, [tensor.new_empty(0) for tensor in arguments.score_inputs]

@@ -1,0 +1,251 @@
+"""The backward as two kernels without atomics, so that every bit repeats: dK and dV by key blocks, dQ by query blocks.
+
+    P = exp(S - lse)      dP = dO V^T      dS = P * (dP - delta)
+    dV = P^T dO           dK = scale * dS^T Q           dQ = scale * dS K
+
+Scores are recomputed in both. dK and dV work on transposed tiles, K Q^T, so that P^T and dS^T feed the tensor cores
+from registers.
+"""
+
+import triton
+import triton.language as tl
+
+from precisionpass.kernels import dropout
+from precisionpass.kernels.gradients import probabilities_and_gradient, product_gradient, score_gradient
+from precisionpass.kernels.masks import key_range, query_range
+from precisionpass.kernels.tiles import load_tile, store_tile
+
+LENGTHS = ["heads", "group", "query_count", "key_count", "left", "right", "diagonal"]
+
+
+@triton.jit
+def gather_rows(
+    key_sum, value_sum, key_tile, value_tile, query_start, key_index,
+    query, query_strides, output_gradient, gradient_strides, shift, delta, correction, bias, bias_strides,
+    mask, mask_strides, seed, batch, head, batch_head, query_count, key_count, left, right, diagonal, numbers,
+    VARIANT: tl.constexpr, QUERY_BLOCK: tl.constexpr, CHECK: tl.constexpr,
+):  # fmt: skip
+    """Add what QUERY_BLOCK rows from `query_start` on give to dK and dV of one key block."""
+    query_tile = load_tile(
+        query, query_strides, batch, head, query_start, query_count,
+        QUERY_BLOCK, VARIANT.head_dim, VARIANT.width, VARIANT.descriptors, not VARIANT.whole_queries,
+    )  # fmt: skip
+    query_index = query_start + tl.arange(0, QUERY_BLOCK)
+    inside = query_index < query_count
+    statistics = batch_head.to(tl.int64) * query_count + query_index
+    row_shift = tl.load(shift + statistics, mask=inside, other=float("inf"))
+    gradient_tile = load_tile(
+        output_gradient, gradient_strides, batch, head, query_start, query_count,
+        QUERY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.descriptors, not VARIANT.whole_queries,
+    )  # fmt: skip
+    row_delta = tl.load(delta + statistics, mask=inside, other=0.0)
+    row_correction = row_delta
+    if VARIANT.bias:
+        row_correction = tl.load(correction + statistics, mask=inside, other=0.0)
+    product, probabilities, kept, gradient, allowed = probabilities_and_gradient(
+        key_tile, tl.trans(query_tile), value_tile, tl.trans(gradient_tile),
+        query_index[None, :], key_index[:, None], row_shift[None, :], row_correction[None, :],
+        bias, bias_strides, mask, mask_strides, seed, batch_head,
+        query_count, key_count, left, right, diagonal, numbers, VARIANT, CHECK,
+    )  # fmt: skip
+    if VARIANT.exact:
+        value_sum = tl.dot(kept, gradient_tile, value_sum, input_precision="ieee")
+    else:
+        value_sum = tl.dot(kept.to(query_tile.dtype), gradient_tile, value_sum)
+    slope = score_gradient(probabilities, gradient, row_delta[None, :], allowed, VARIANT)
+    slope = product_gradient(slope, product, numbers, VARIANT)
+    if VARIANT.exact:
+        key_sum = tl.dot(slope, query_tile, key_sum, input_precision="ieee")
+    else:
+        key_sum = tl.dot(slope.to(query_tile.dtype), query_tile, key_sum)
+    return key_sum, value_sum
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def key_value_gradients(
+    query, query_strides, key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, seed,
+    output_gradient, gradient_strides, shift, delta, correction, dead_heads,
+    key_gradient, key_gradient_strides, value_gradient, value_gradient_strides,
+    heads, group, query_count, key_count, left, right, diagonal, numbers,
+    VARIANT: tl.constexpr, QUERY_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """dK and dV of KEY_BLOCK keys of one key head, summed over the query heads that share it, in their order."""
+    WIDTH: tl.constexpr = VARIANT.width
+    VALUE_WIDTH: tl.constexpr = VARIANT.value_width
+    blocks = tl.cdiv(key_count, KEY_BLOCK)
+    key_heads = heads // group
+    batch = tl.program_id(0) // blocks // key_heads
+    key_head = (tl.program_id(0) // blocks) % key_heads
+    key_start = (tl.program_id(0) % blocks) * KEY_BLOCK
+    key_index = key_start + tl.arange(0, KEY_BLOCK)
+    dropout_seed = 0
+    if VARIANT.dropout:
+        dropout_seed = tl.load(seed)
+    key_tile = load_tile(
+        key, key_strides, batch, key_head, key_start, key_count,
+        KEY_BLOCK, VARIANT.head_dim, VARIANT.width, VARIANT.descriptors, not VARIANT.whole_keys,
+    )  # fmt: skip
+    value_tile = load_tile(
+        value, value_strides, batch, key_head, key_start, key_count,
+        KEY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.descriptors, not VARIANT.whole_keys,
+    )  # fmt: skip
+    key_sum = tl.zeros([KEY_BLOCK, WIDTH], tl.float32)
+    value_sum = tl.zeros([KEY_BLOCK, VALUE_WIDTH], tl.float32)
+    start, whole_start, whole_end, end = query_range(
+        key_start, query_count, left, right, diagonal, QUERY_BLOCK, KEY_BLOCK, VARIANT
+    )
+    for member in range(group if VARIANT.grouped else 1):
+        head = key_head * group + member
+        batch_head = batch * heads + head
+        head_bias = bias
+        if VARIANT.bias:
+            head_bias += batch.to(tl.int64) * bias_strides.batch + head.to(tl.int64) * bias_strides.head
+        head_mask = mask
+        if VARIANT.mask:
+            head_mask += batch.to(tl.int64) * mask_strides.batch + head.to(tl.int64) * mask_strides.head
+        if VARIANT.right_bound:
+            for query_start in tl.range(start, whole_start, QUERY_BLOCK):
+                key_sum, value_sum = gather_rows(
+                    key_sum, value_sum, key_tile, value_tile, query_start, key_index,
+                    query, query_strides, output_gradient, gradient_strides, shift, delta, correction,
+                    head_bias, bias_strides, head_mask, mask_strides, dropout_seed, batch, head, batch_head,
+                    query_count, key_count, left, right, diagonal, numbers, VARIANT, QUERY_BLOCK, True,
+                )  # fmt: skip
+        for query_start in tl.range(whole_start, whole_end, QUERY_BLOCK):
+            key_sum, value_sum = gather_rows(
+                key_sum, value_sum, key_tile, value_tile, query_start, key_index,
+                query, query_strides, output_gradient, gradient_strides, shift, delta, correction,
+                head_bias, bias_strides, head_mask, mask_strides, dropout_seed, batch, head, batch_head,
+                query_count, key_count, left, right, diagonal, numbers, VARIANT, QUERY_BLOCK, False,
+            )  # fmt: skip
+        if VARIANT.left_bound:
+            for query_start in tl.range(whole_end, end, QUERY_BLOCK):
+                key_sum, value_sum = gather_rows(
+                    key_sum, value_sum, key_tile, value_tile, query_start, key_index,
+                    query, query_strides, output_gradient, gradient_strides, shift, delta, correction,
+                    head_bias, bias_strides, head_mask, mask_strides, dropout_seed, batch, head, batch_head,
+                    query_count, key_count, left, right, diagonal, numbers, VARIANT, QUERY_BLOCK, True,
+                )  # fmt: skip
+        if VARIANT.dead_rows_nan:
+            # P of a dead row is NaN for every key, also for those of skipped blocks.
+            value_sum = tl.where(tl.load(dead_heads + batch_head) > 0, float("nan"), value_sum)
+    if VARIANT.dropout:
+        value_sum = value_sum * dropout.keep_scale(numbers.dropout)
+    store_tile(
+        key_gradient, key_gradient_strides, batch, key_head, key_start, key_count,
+        (key_sum * numbers.scale).to(key_tile.dtype),
+        KEY_BLOCK, VARIANT.head_dim, VARIANT.width, VARIANT.descriptors,
+    )  # fmt: skip
+    store_tile(
+        value_gradient, value_gradient_strides, batch, key_head, key_start, key_count, value_sum.to(key_tile.dtype),
+        KEY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.descriptors,
+    )  # fmt: skip
+
+
+@triton.jit
+def gather_keys(
+    query_sum, query_tile, gradient_tile, key_start, query_index, row_shift, row_delta, row_correction,
+    key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, seed,
+    batch, key_head, batch_head, query_count, key_count, left, right, diagonal, numbers,
+    VARIANT: tl.constexpr, KEY_BLOCK: tl.constexpr, CHECK: tl.constexpr,
+):  # fmt: skip
+    """Add what KEY_BLOCK keys from `key_start` on give to dQ of one query block."""
+    key_tile = load_tile(
+        key, key_strides, batch, key_head, key_start, key_count,
+        KEY_BLOCK, VARIANT.head_dim, VARIANT.width, VARIANT.descriptors, CHECK,
+    )  # fmt: skip
+    value_tile = load_tile(
+        value, value_strides, batch, key_head, key_start, key_count,
+        KEY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.descriptors, CHECK,
+    )  # fmt: skip
+    key_index = key_start + tl.arange(0, KEY_BLOCK)
+    product, probabilities, _, gradient, allowed = probabilities_and_gradient(
+        query_tile, tl.trans(key_tile), gradient_tile, tl.trans(value_tile),
+        query_index[:, None], key_index[None, :], row_shift[:, None], row_correction[:, None],
+        bias, bias_strides, mask, mask_strides, seed, batch_head,
+        query_count, key_count, left, right, diagonal, numbers, VARIANT, CHECK,
+    )  # fmt: skip
+    slope = score_gradient(probabilities, gradient, row_delta[:, None], allowed, VARIANT)
+    slope = product_gradient(slope, product, numbers, VARIANT)
+    if VARIANT.exact:
+        query_sum = tl.dot(slope, key_tile, query_sum, input_precision="ieee")
+    else:
+        query_sum = tl.dot(slope.to(query_tile.dtype), key_tile, query_sum)
+    return query_sum
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def query_gradients(
+    query, query_strides, key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, seed,
+    output_gradient, gradient_strides, shift, delta, correction, query_gradient, query_gradient_strides,
+    heads, group, query_count, key_count, left, right, diagonal, numbers,
+    VARIANT: tl.constexpr, QUERY_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """dQ of QUERY_BLOCK rows of one head."""
+    WIDTH: tl.constexpr = VARIANT.width
+    blocks = tl.cdiv(query_count, QUERY_BLOCK)
+    batch_head = tl.program_id(0) // blocks
+    block = tl.program_id(0) % blocks
+    if VARIANT.right_bound:
+        block = blocks - 1 - block  # the longest rows first
+    batch = batch_head // heads
+    head = batch_head % heads
+    key_head = head
+    if VARIANT.grouped:
+        key_head = head // group
+    query_start = block * QUERY_BLOCK
+    query_index = query_start + tl.arange(0, QUERY_BLOCK)
+    inside = query_index < query_count
+    statistics = batch_head.to(tl.int64) * query_count + query_index
+    if VARIANT.bias:
+        bias += batch.to(tl.int64) * bias_strides.batch + head.to(tl.int64) * bias_strides.head
+    if VARIANT.mask:
+        mask += batch.to(tl.int64) * mask_strides.batch + head.to(tl.int64) * mask_strides.head
+    dropout_seed = 0
+    if VARIANT.dropout:
+        dropout_seed = tl.load(seed)
+    query_tile = load_tile(
+        query, query_strides, batch, head, query_start, query_count,
+        QUERY_BLOCK, VARIANT.head_dim, VARIANT.width, VARIANT.descriptors, not VARIANT.whole_queries,
+    )  # fmt: skip
+    gradient_tile = load_tile(
+        output_gradient, gradient_strides, batch, head, query_start, query_count,
+        QUERY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.descriptors, not VARIANT.whole_queries,
+    )  # fmt: skip
+    row_shift = tl.load(shift + statistics, mask=inside, other=float("inf"))
+    row_delta = tl.load(delta + statistics, mask=inside, other=0.0)
+    row_correction = row_delta
+    if VARIANT.bias:
+        row_correction = tl.load(correction + statistics, mask=inside, other=0.0)
+    query_sum = tl.zeros([QUERY_BLOCK, WIDTH], tl.float32)
+    start, whole_start, whole_end, end = key_range(
+        query_start, key_count, left, right, diagonal, QUERY_BLOCK, KEY_BLOCK, VARIANT
+    )
+    if VARIANT.left_bound:
+        for key_start in tl.range(start, whole_start, KEY_BLOCK):
+            query_sum = gather_keys(
+                query_sum, query_tile, gradient_tile, key_start, query_index, row_shift, row_delta, row_correction,
+                key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, dropout_seed,
+                batch, key_head, batch_head, query_count, key_count, left, right, diagonal, numbers,
+                VARIANT, KEY_BLOCK, True,
+            )  # fmt: skip
+    for key_start in tl.range(whole_start, whole_end, KEY_BLOCK):
+        query_sum = gather_keys(
+            query_sum, query_tile, gradient_tile, key_start, query_index, row_shift, row_delta, row_correction,
+            key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, dropout_seed,
+            batch, key_head, batch_head, query_count, key_count, left, right, diagonal, numbers,
+            VARIANT, KEY_BLOCK, False,
+        )  # fmt: skip
+    if VARIANT.right_bound or not VARIANT.whole_keys:
+        for key_start in tl.range(whole_end, end, KEY_BLOCK):
+            query_sum = gather_keys(
+                query_sum, query_tile, gradient_tile, key_start, query_index, row_shift, row_delta, row_correction,
+                key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, dropout_seed,
+                batch, key_head, batch_head, query_count, key_count, left, right, diagonal, numbers,
+                VARIANT, KEY_BLOCK, True,
+            )  # fmt: skip
+    store_tile(
+        query_gradient, query_gradient_strides, batch, head, query_start, query_count,
+        (query_sum * numbers.scale).to(query_tile.dtype),
+        QUERY_BLOCK, VARIANT.head_dim, VARIANT.width, VARIANT.descriptors,
+    )  # fmt: skip

@@ -1,0 +1,109 @@
+"""The gradient of an additive bias: dS, summed over the axes along which the bias is broadcast, in a fixed order."""
+
+import triton
+import triton.language as tl
+
+from precisionpass.kernels.gradients import probabilities_and_gradient, score_gradient
+from precisionpass.kernels.masks import key_range
+from precisionpass.kernels.tiles import load_tile
+
+LENGTHS = [
+    "heads", "group", "query_count", "key_count", "left", "right", "diagonal", "bias_heads", "batch_span", "head_span",
+]  # fmt: skip
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def bias_gradients(
+    query, query_strides, key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, seed,
+    output_gradient, gradient_strides, shift, delta, correction, bias_gradient,
+    heads, group, query_count, key_count, left, right, diagonal, numbers, bias_heads, batch_span, head_span,
+    VARIANT: tl.constexpr, QUERY_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One tile of dbias, FP32, contiguous in the bias's own shape.
+
+    The program owns its tile and walks over `batch_span` sequences, `head_span` heads and, where the bias does not
+    vary along them, all rows or all keys: no atomics, so the sum repeats bitwise, and no [B, H, Sq, Sk] is made.
+    """
+    row_tiles = tl.cdiv(query_count, QUERY_BLOCK)
+    key_tiles = tl.cdiv(key_count, KEY_BLOCK)
+    own_row_tiles = 1
+    own_key_tiles = 1
+    if VARIANT.bias_varies_by_query:
+        own_row_tiles = row_tiles
+    if VARIANT.bias_varies_by_key:
+        own_key_tiles = key_tiles
+    program = tl.program_id(0)
+    own_key = program % own_key_tiles
+    own_row = (program // own_key_tiles) % own_row_tiles
+    plane = program // own_key_tiles // own_row_tiles
+    first_batch = plane // bias_heads
+    first_head = plane % bias_heads
+    dropout_seed = 0
+    if VARIANT.dropout:
+        dropout_seed = tl.load(seed)
+    total = tl.zeros([QUERY_BLOCK, KEY_BLOCK], tl.float32)
+    first_row, last_row = 0, row_tiles
+    if VARIANT.bias_varies_by_query:
+        first_row, last_row = own_row, own_row + 1
+    for member in range(batch_span * head_span):
+        batch = first_batch + member // head_span
+        head = first_head + member % head_span
+        batch_head = batch * heads + head
+        key_head = head // group
+        head_bias = bias + batch.to(tl.int64) * bias_strides.batch + head.to(tl.int64) * bias_strides.head
+        head_mask = mask
+        if VARIANT.mask:
+            head_mask += batch.to(tl.int64) * mask_strides.batch + head.to(tl.int64) * mask_strides.head
+        for row_tile in range(first_row, last_row):
+            query_start = row_tile * QUERY_BLOCK
+            query_index = query_start + tl.arange(0, QUERY_BLOCK)
+            inside = query_index < query_count
+            statistics = batch_head.to(tl.int64) * query_count + query_index
+            row_shift = tl.load(shift + statistics, mask=inside, other=float("inf"))
+            row_delta = tl.load(delta + statistics, mask=inside, other=0.0)
+            row_correction = tl.load(correction + statistics, mask=inside, other=0.0)
+            query_tile = load_tile(
+                query, query_strides, batch, head, query_start, query_count,
+                QUERY_BLOCK, VARIANT.head_dim, VARIANT.width, VARIANT.descriptors, True,
+            )  # fmt: skip
+            gradient_tile = load_tile(
+                output_gradient, gradient_strides, batch, head, query_start, query_count,
+                QUERY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.descriptors, True,
+            )  # fmt: skip
+            start, whole_start, whole_end, end = key_range(
+                query_start, key_count, left, right, diagonal, QUERY_BLOCK, KEY_BLOCK, VARIANT
+            )
+            if VARIANT.bias_varies_by_key:
+                start = tl.maximum(start, own_key * KEY_BLOCK)
+                end = tl.minimum(end, (own_key + 1) * KEY_BLOCK)
+            for key_start in range(start, end, KEY_BLOCK):
+                key_tile = load_tile(
+                    key, key_strides, batch, key_head, key_start, key_count,
+                    KEY_BLOCK, VARIANT.head_dim, VARIANT.width, VARIANT.descriptors, True,
+                )  # fmt: skip
+                value_tile = load_tile(
+                    value, value_strides, batch, key_head, key_start, key_count,
+                    KEY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.descriptors, True,
+                )  # fmt: skip
+                product, probabilities, kept, gradient, allowed = probabilities_and_gradient(
+                    query_tile, tl.trans(key_tile), gradient_tile, tl.trans(value_tile),
+                    query_index[:, None], (key_start + tl.arange(0, KEY_BLOCK))[None, :],
+                    row_shift[:, None], row_correction[:, None], head_bias, bias_strides, head_mask, mask_strides,
+                    dropout_seed, batch_head, query_count, key_count, left, right, diagonal, numbers, VARIANT, True,
+                )  # fmt: skip
+                total += score_gradient(probabilities, gradient, row_delta[:, None], allowed, VARIANT)
+
+    rows = own_row * QUERY_BLOCK + tl.arange(0, QUERY_BLOCK)
+    keys = own_key * KEY_BLOCK + tl.arange(0, KEY_BLOCK)
+    if VARIANT.bias_varies_by_query and VARIANT.bias_varies_by_key:
+        target = bias_gradient + plane.to(tl.int64) * query_count * key_count
+        place = rows.to(tl.int64)[:, None] * key_count + keys[None, :]
+        tl.store(target + place, total, mask=(rows[:, None] < query_count) & (keys[None, :] < key_count))
+    elif VARIANT.bias_varies_by_query:
+        target = bias_gradient + plane.to(tl.int64) * query_count
+        tl.store(target + rows, tl.sum(total, 1), mask=rows < query_count)
+    elif VARIANT.bias_varies_by_key:
+        target = bias_gradient + plane.to(tl.int64) * key_count
+        tl.store(target + keys, tl.sum(total, 0), mask=keys < key_count)
+    else:
+        tl.store(bias_gradient + plane, tl.sum(tl.sum(total, 1), 0))

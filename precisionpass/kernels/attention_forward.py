@@ -1,0 +1,115 @@
+"""The forward kernel: O = softmax(S) V with a consistent normaliser, the int8 residual and the log-sum-exp."""
+
+import triton
+import triton.language as tl
+
+from precisionpass.kernels import residual as residual_code
+from precisionpass.kernels.masks import key_range
+from precisionpass.kernels.online_softmax import absorb, finish
+from precisionpass.kernels.tiles import load_tile, store_tile
+
+LENGTHS = ["heads", "group", "query_count", "key_count", "left", "right", "diagonal"]
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def attention_forward(
+    query, query_strides, key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides,
+    sinks, sinks_strides, seed, output, output_strides, residual, log_sum_exp, maximum,
+    heads, group, query_count, key_count, left, right, diagonal, numbers,
+    VARIANT: tl.constexpr, QUERY_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program makes QUERY_BLOCK rows of one head.
+
+        S = clip(softcap(scale * Q K^T)) + bias      -inf where excluded
+        O = round(P V / l)      residual = (P V / l - O) in 254ths of an ulp      lse = m + log l
+    """
+    VALUE_WIDTH: tl.constexpr = VARIANT.value_width
+    ONES_WIDTH: tl.constexpr = VARIANT.ones_width
+    blocks = tl.cdiv(query_count, QUERY_BLOCK)
+    program = tl.program_id(0)
+    batch_head = program // blocks
+    block = program % blocks
+    if VARIANT.right_bound:
+        block = blocks - 1 - block  # the longest rows first: they set the time of the last wave
+    batch = batch_head // heads
+    head = batch_head % heads
+    key_head = head
+    if VARIANT.grouped:
+        key_head = head // group
+    query_start = block * QUERY_BLOCK
+    query_index = query_start + tl.arange(0, QUERY_BLOCK)
+    if VARIANT.bias:
+        bias += batch.to(tl.int64) * bias_strides.batch + head.to(tl.int64) * bias_strides.head
+    if VARIANT.mask:
+        mask += batch.to(tl.int64) * mask_strides.batch + head.to(tl.int64) * mask_strides.head
+    dropout_seed = 0
+    if VARIANT.dropout:
+        dropout_seed = tl.load(seed)
+
+    query_tile = load_tile(
+        query, query_strides, batch, head, query_start, query_count,
+        QUERY_BLOCK, VARIANT.head_dim, VARIANT.width, VARIANT.descriptors, not VARIANT.whole_queries,
+    )  # fmt: skip
+    accumulator = tl.zeros([QUERY_BLOCK, VALUE_WIDTH], tl.float32)
+    row_max = tl.full([QUERY_BLOCK], float("-inf"), tl.float32)
+    precise_sum = tl.zeros([QUERY_BLOCK], tl.float32)
+    if VARIANT.rounded_normaliser and not VARIANT.exact:
+        row_sum = tl.zeros([QUERY_BLOCK, ONES_WIDTH], tl.float32)
+    else:
+        row_sum = tl.zeros([QUERY_BLOCK], tl.float32)
+
+    start, whole_start, whole_end, end = key_range(
+        query_start, key_count, left, right, diagonal, QUERY_BLOCK, KEY_BLOCK, VARIANT
+    )
+    if VARIANT.left_bound:
+        for key_start in tl.range(start, whole_start, KEY_BLOCK):
+            accumulator, row_sum, precise_sum, row_max = absorb(
+                accumulator, row_sum, precise_sum, row_max, query_tile, key_start,
+                key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, dropout_seed,
+                batch, batch_head, key_head, query_index, query_count, key_count, left, right, diagonal, numbers,
+                VARIANT, KEY_BLOCK, True,
+            )  # fmt: skip
+    for key_start in tl.range(whole_start, whole_end, KEY_BLOCK):
+        accumulator, row_sum, precise_sum, row_max = absorb(
+            accumulator, row_sum, precise_sum, row_max, query_tile, key_start,
+            key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, dropout_seed,
+            batch, batch_head, key_head, query_index, query_count, key_count, left, right, diagonal, numbers,
+            VARIANT, KEY_BLOCK, False,
+        )  # fmt: skip
+    if VARIANT.right_bound or not VARIANT.whole_keys:
+        for key_start in tl.range(whole_end, end, KEY_BLOCK):
+            accumulator, row_sum, precise_sum, row_max = absorb(
+                accumulator, row_sum, precise_sum, row_max, query_tile, key_start,
+                key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, dropout_seed,
+                batch, batch_head, key_head, query_index, query_count, key_count, left, right, diagonal, numbers,
+                VARIANT, KEY_BLOCK, True,
+            )  # fmt: skip
+
+    if VARIANT.rounded_normaliser and not VARIANT.exact:
+        row_sum = tl.max(row_sum, 1)  # every column holds the same sum
+        if not VARIANT.precise_log_sum:
+            precise_sum = row_sum
+    else:
+        precise_sum = row_sum
+    row_inside = query_index < query_count
+    sink = 0.0
+    if VARIANT.sinks:
+        sink_row = sinks + batch.to(tl.int64) * sinks_strides.batch + head.to(tl.int64) * sinks_strides.head
+        sink = tl.load(sink_row + query_index.to(tl.int64) * sinks_strides.row, mask=row_inside, other=0.0)
+        sink = sink.to(tl.float32)
+    precise, log_sum, natural_max = finish(accumulator, row_sum, precise_sum, row_max, sink, numbers, VARIANT)
+
+    statistics = batch_head.to(tl.int64) * query_count + query_index
+    tl.store(log_sum_exp + statistics, log_sum, mask=row_inside)
+    if VARIANT.row_max:
+        tl.store(maximum + statistics, natural_max, mask=row_inside)
+    rounded = precise.to(query_tile.dtype)
+    store_tile(
+        output, output_strides, batch, head, query_start, query_count, rounded,
+        QUERY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.descriptors,
+    )  # fmt: skip
+    if VARIANT.residual:
+        store_tile(
+            residual, output_strides, batch, head, query_start, query_count, residual_code.encode(precise, rounded),
+            QUERY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.descriptors,
+        )  # fmt: skip

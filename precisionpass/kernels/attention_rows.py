@@ -1,0 +1,152 @@
+"""What the backward needs of each row before it starts: delta, and the log-sum-exp in the units of the exponent.
+
+    delta = rowsum(dO * O) - dlse                          O with its residual: the value before rounding (NUMERICS 3)
+    delta = rowsum(P * dP) / rowsum(P) - dlse              `recompute`: no residual, one more pass over the keys
+    dS    = P * (dP - delta)
+"""
+
+import triton
+import triton.language as tl
+
+from precisionpass.kernels import residual as residual_code
+from precisionpass.kernels.gradients import probabilities_and_gradient
+from precisionpass.kernels.masks import key_range
+from precisionpass.kernels.scores import LOG2_E
+from precisionpass.kernels.tiles import load_tile
+
+LENGTHS = ["heads", "group", "query_count", "key_count", "left", "right", "diagonal"]
+PRECISE_LOG_SUM = tl.constexpr(256.0)  # above it the spacing of FP32 passes 1e-5, a relative error of P
+
+
+@triton.jit(do_not_specialize=["heads", "query_count"])
+def prepare_rows(
+    output, residual, output_strides, output_gradient, gradient_strides, log_sum_exp, log_sum_gradient,
+    delta, shift, dead_heads, heads, query_count, VARIANT: tl.constexpr, ROWS: tl.constexpr,
+    HAS_LOG_SUM_GRADIENT: tl.constexpr, WANTS_DELTA: tl.constexpr,
+):  # fmt: skip
+    """delta and shift for ROWS rows of one head. `shift` is +inf on dead rows, so that P is 0 there (NaN by rule)."""
+    blocks = tl.cdiv(query_count, ROWS)
+    batch_head = tl.program_id(0) // blocks
+    start = (tl.program_id(0) % blocks) * ROWS
+    batch = batch_head // heads
+    head = batch_head % heads
+    index = start + tl.arange(0, ROWS)
+    inside = index < query_count
+    statistics = batch_head.to(tl.int64) * query_count + index
+
+    log_sum = tl.load(log_sum_exp + statistics, mask=inside, other=float("-inf"))
+    dead = (log_sum == float("-inf")) & inside
+    if VARIANT.fused_scale:
+        scaled = log_sum * LOG2_E
+    else:
+        scaled = log_sum
+    if VARIANT.dead_rows_nan:
+        scaled = tl.where(dead, float("nan"), scaled)
+        tl.atomic_max(dead_heads + batch_head, tl.max(dead.to(tl.int32), 0))
+    else:
+        scaled = tl.where(dead, float("inf"), scaled)
+    tl.store(shift + statistics, scaled, mask=inside)
+
+    if WANTS_DELTA:
+        value = load_tile(
+            output, output_strides, batch, head, start, query_count,
+            ROWS, VARIANT.value_dim, VARIANT.value_width, False, True,
+        )  # fmt: skip
+        if VARIANT.residual:
+            steps = load_tile(
+                residual, output_strides, batch, head, start, query_count,
+                ROWS, VARIANT.value_dim, VARIANT.value_width, False, True,
+            )  # fmt: skip
+            precise = residual_code.decode(value, steps)
+        else:
+            precise = value.to(tl.float32)
+        gradient = load_tile(
+            output_gradient, gradient_strides, batch, head, start, query_count,
+            ROWS, VARIANT.value_dim, VARIANT.value_width, False, True,
+        )  # fmt: skip
+        row_delta = tl.sum(precise * gradient.to(tl.float32), 1)
+        if HAS_LOG_SUM_GRADIENT:
+            row_delta -= tl.load(log_sum_gradient + statistics, mask=inside, other=0.0)
+        tl.store(delta + statistics, tl.where(dead, 0.0, row_delta), mask=inside)
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def revisit_rows(
+    query, query_strides, key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides,
+    sinks, sinks_strides, seed, output_gradient, gradient_strides, log_sum_gradient, delta, shift, correction,
+    heads, group, query_count, key_count, left, right, diagonal, numbers,
+    VARIANT: tl.constexpr, QUERY_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr,
+    WANTS_DELTA: tl.constexpr, HAS_LOG_SUM_GRADIENT: tl.constexpr,
+):  # fmt: skip
+    """One more pass over the keys of QUERY_BLOCK rows, for delta by recomputation and for exact normalisers.
+
+    A row whose keys all carry a fill of finfo.min or -1e4 has a log-sum-exp that FP32 cannot tell from its maximum.
+    `correction` = log2 rowsum exp(S - lse) puts that right; rows of ordinary size keep 0 and cost nothing.
+    """
+    blocks = tl.cdiv(query_count, QUERY_BLOCK)
+    batch_head = tl.program_id(0) // blocks
+    query_start = (tl.program_id(0) % blocks) * QUERY_BLOCK
+    batch = batch_head // heads
+    head = batch_head % heads
+    key_head = head
+    if VARIANT.grouped:
+        key_head = head // group
+    query_index = query_start + tl.arange(0, QUERY_BLOCK)
+    inside = query_index < query_count
+    statistics = batch_head.to(tl.int64) * query_count + query_index
+    row_shift = tl.load(shift + statistics, mask=inside, other=float("inf"))
+    sizes = tl.where(row_shift == float("inf"), 0.0, tl.abs(row_shift))
+    large = (sizes > PRECISE_LOG_SUM) & VARIANT.bias
+    weight = tl.zeros([QUERY_BLOCK], tl.float32)
+    weighted = tl.zeros([QUERY_BLOCK], tl.float32)
+    if WANTS_DELTA or tl.max(large.to(tl.int32), 0) > 0:
+        if VARIANT.bias:
+            bias += batch.to(tl.int64) * bias_strides.batch + head.to(tl.int64) * bias_strides.head
+        if VARIANT.mask:
+            mask += batch.to(tl.int64) * mask_strides.batch + head.to(tl.int64) * mask_strides.head
+        dropout_seed = 0
+        if VARIANT.dropout:
+            dropout_seed = tl.load(seed)
+        query_tile = load_tile(
+            query, query_strides, batch, head, query_start, query_count,
+            QUERY_BLOCK, VARIANT.head_dim, VARIANT.width, VARIANT.descriptors, True,
+        )  # fmt: skip
+        gradient_tile = load_tile(
+            output_gradient, gradient_strides, batch, head, query_start, query_count,
+            QUERY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.descriptors, True,
+        )  # fmt: skip
+        start, whole_start, whole_end, end = key_range(
+            query_start, key_count, left, right, diagonal, QUERY_BLOCK, KEY_BLOCK, VARIANT
+        )
+        for key_start in tl.range(start, end, KEY_BLOCK):
+            key_tile = load_tile(
+                key, key_strides, batch, key_head, key_start, key_count,
+                KEY_BLOCK, VARIANT.head_dim, VARIANT.width, VARIANT.descriptors, True,
+            )  # fmt: skip
+            value_tile = load_tile(
+                value, value_strides, batch, key_head, key_start, key_count,
+                KEY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.descriptors, True,
+            )  # fmt: skip
+            product, probabilities, kept, gradient, allowed = probabilities_and_gradient(
+                query_tile, tl.trans(key_tile), gradient_tile, tl.trans(value_tile),
+                query_index[:, None], (key_start + tl.arange(0, KEY_BLOCK))[None, :],
+                row_shift[:, None], 0.0, bias, bias_strides, mask, mask_strides, dropout_seed, batch_head,
+                query_count, key_count, left, right, diagonal, numbers, VARIANT, True,
+            )  # fmt: skip
+            weight += tl.sum(probabilities, 1)
+            weighted += tl.sum(probabilities * gradient, 1)
+        if VARIANT.sinks:
+            # The sink holds a share of the row, and its value, so its gradient, is zero.
+            row = sinks + batch.to(tl.int64) * sinks_strides.batch + head.to(tl.int64) * sinks_strides.head
+            sink = tl.load(row + query_index.to(tl.int64) * sinks_strides.row, mask=inside, other=0.0).to(tl.float32)
+            log_sum = row_shift
+            if VARIANT.fused_scale:
+                log_sum = row_shift / LOG2_E
+            weight += tl.exp2((sink - log_sum) * LOG2_E)
+    if VARIANT.bias:
+        tl.store(correction + statistics, tl.where(large & (weight > 0.0), tl.log2(weight), 0.0), mask=inside)
+    if WANTS_DELTA:
+        row_delta = weighted / tl.where(weight > 0.0, weight, 1.0)
+        if HAS_LOG_SUM_GRADIENT:
+            row_delta -= tl.load(log_sum_gradient + statistics, mask=inside, other=0.0)
+        tl.store(delta + statistics, row_delta, mask=inside)

@@ -1,0 +1,176 @@
+"""From an op's tensors to kernel arguments: the variant, the bounds, descriptors or strides, and the launch itself."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from precisionpass.kernels import tuning
+from precisionpass.kernels.variant import Numbers, Strides, Variant
+
+if TYPE_CHECKING:
+    from precisionpass.ops.arguments import AttentionArguments
+
+NO_STRIDES = Strides(0, 0, 0, 0)
+FARTHEST = 1 << 30
+
+
+def launch(kernel: Any, programs: int, tile: tuning.Tile, *arguments: Any, **constants: Any) -> None:
+    """Start `programs` programs on the current stream. No synchronisation, no benchmark: safe in a CUDA graph."""
+    kernel[(programs,)](*arguments, **constants, num_warps=tile.warps, num_stages=tile.stages)
+
+
+def padded(width: int) -> int:
+    """The tile width for rows of `width` elements: a power of two, at least 16 (the smallest product)."""
+    return max(16, triton.next_power_of_2(width))
+
+
+def heads_last(like: Tensor, shape: tuple[int, int, int, int], dtype: torch.dtype) -> Tensor:
+    """An uninitialised [B, H, S, W] whose memory is [B, S, H, W], contiguous."""
+    batch, heads, length, width = shape
+    return torch.empty((batch, length, heads, width), dtype=dtype, device=like.device).transpose(1, 2)
+
+
+def strides_of(tensor: Tensor | None) -> Strides:
+    """Strides with 0 along axes of one element, so that a broadcast axis is read over and over."""
+    if tensor is None:
+        return NO_STRIDES
+    return Strides(*(0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)))
+
+
+def describable(tensor: Tensor) -> bool:
+    """Whether a descriptor can read the tensor: rows contiguous, base and strides in multiples of 16 bytes."""
+    size = tensor.element_size()
+    if tensor.numel() == 0 or tensor.stride(3) != 1 or tensor.data_ptr() % 16:
+        return False
+    steps = [stride for length, stride in zip(tensor.shape[:3], tensor.stride()[:3], strict=True) if length > 1]
+    return all(stride > 0 and stride * size % 16 == 0 for stride in steps)
+
+
+def described(tensor: Tensor, rows: int, width: int) -> TensorDescriptor:
+    """A descriptor of [B, H, S, W] that moves `rows` rows of one head at a time."""
+    size = tensor.element_size()
+    aligned = max(16 // size, 1)
+    strides = [
+        stride if length > 1 else aligned
+        for length, stride in zip(tensor.shape[:3], tensor.stride()[:3], strict=True)
+    ]
+    return TensorDescriptor(tensor, list(tensor.shape), [*strides, 1], [1, 1, rows, width])
+
+
+class Plan:
+    """One attention as the kernels see it: shared by forward and backward, made anew for each call."""
+
+    def __init__(self, arguments: AttentionArguments) -> None:
+        self.arguments = arguments
+        q, k, v = arguments.q, arguments.k, arguments.v
+        self.batch, self.heads, self.query_count, head_dim = q.shape
+        self.key_heads, self.key_count, value_dim = k.shape[1], k.shape[2], v.shape[3]
+        self.architecture = tuning.architecture()
+        self.exact = q.dtype == torch.float32
+        self.width, self.value_width = padded(head_dim), padded(value_dim)
+        self.left, self.right = self._bounds()
+        self.diagonal = arguments.key_offset
+        self.numbers = Numbers(
+            float(arguments.scale),
+            float(arguments.softcap),
+            float(arguments.logit_clip_max),
+            float(arguments.dropout_p),
+        )
+        bias, mask = arguments.bias, arguments.mask
+        plain = bias is None and arguments.softcap == 0 and arguments.logit_clip == "none"
+        by_row_and_key = any(term is not None and term.shape[2] > 1 and term.shape[3] > 1 for term in (bias, mask))
+        self.heavy = by_row_and_key or not plain
+        # What the kernels write is packed [B, S, H, W]; its rows, the residual's too, must be multiples of 16 bytes.
+        packed = head_dim % 8 == 0 and value_dim % 16 == 0
+        descriptors = tuning.moves_tiles(self.architecture) and not self.exact and packed
+        self.variant = {
+            "head_dim": head_dim,
+            "value_dim": value_dim,
+            "width": self.width,
+            "value_width": self.value_width,
+            "descriptors": descriptors and all(describable(tensor) for tensor in (q, k, v)),
+            "grouped": self.heads != self.key_heads,
+            "right_bound": self.right is not None,
+            "left_bound": self.left is not None,
+            "fused_scale": plain and 0 < arguments.scale < math.inf,
+            "softcap": arguments.softcap > 0,
+            "logit_clip": arguments.logit_clip,
+            "bias": bias is not None,
+            "bias_varies_by_query": bias is not None and bias.shape[2] > 1,
+            "bias_varies_by_key": bias is not None and bias.shape[3] > 1,
+            "mask": mask is not None,
+            "mask_varies_by_query": mask is not None and mask.shape[2] > 1,
+            "mask_varies_by_key": mask is not None and mask.shape[3] > 1,
+            "dropout": arguments.dropout_p > 0,
+            "dead_rows_nan": arguments.dead_rows == "nan",
+            "exact": self.exact,
+        }
+
+    def _bounds(self) -> tuple[int | None, int | None]:
+        """The window around the diagonal; a side that excludes no key of any row is dropped."""
+        arguments = self.arguments
+        left, right = arguments.bounds
+        if right is not None and right >= self.key_count - 1 - arguments.key_offset:
+            right = None
+        if left is not None and left >= self.query_count - 1 + arguments.key_offset:
+            left = None
+        return left, right
+
+    def tile(self, kernel: str) -> tuning.Tile:
+        """The tile of a kernel for this attention."""
+        width = max(self.width, self.value_width)
+        dropout = self.variant["dropout"]
+        return tuning.tile_for(
+            kernel, self.architecture, width, exact=self.exact, heavy=self.heavy, dropout=dropout
+        )
+
+    def variant_for(self, tile: tuning.Tile, **settings: Any) -> Variant:
+        """What to compile a kernel for, with the lengths set against its tile."""
+        whole = {
+            "whole_queries": self.query_count % tile.query_block == 0,
+            "whole_keys": self.key_count % tile.key_block == 0,
+        }
+        return Variant(**{**self.variant, **whole, **settings})
+
+    def tiled(self, tensor: Tensor, rows: int, width: int) -> tuple[Any, Strides]:
+        """How a kernel gets at a [B, H, S, W] tensor: a descriptor, or a pointer and its strides."""
+        if self.variant["descriptors"]:
+            return described(tensor, rows, width), NO_STRIDES
+        return tensor, strides_of(tensor)
+
+    def inputs(self, tile: tuning.Tile) -> tuple[Any, ...]:
+        """q, k, v, bias, mask and the strides of each, in the kernels' order."""
+        arguments = self.arguments
+        mask = arguments.mask
+        if mask is not None:
+            mask = mask.view(torch.uint8)
+        return (
+            *self.tiled(arguments.q, tile.query_block, self.width),
+            *self.tiled(arguments.k, tile.key_block, self.width),
+            *self.tiled(arguments.v, tile.key_block, self.value_width),
+            arguments.bias,
+            strides_of(arguments.bias),
+            mask,
+            strides_of(mask),
+        )
+
+    def sizes(self) -> tuple[int, int, int, int, int, int, int, Numbers]:
+        """Heads, group, lengths, bounds and numbers, in the kernels' order."""
+        left = min(self.left, FARTHEST) if self.left is not None else 0
+        right = min(self.right, FARTHEST) if self.right is not None else 0
+        group = self.heads // self.key_heads
+        return self.heads, group, self.query_count, self.key_count, left, right, self.diagonal, self.numbers
+
+    def query_programs(self, rows: int) -> int:
+        """Programs that cover all rows of all heads."""
+        return triton.cdiv(self.query_count, rows) * self.batch * self.heads
+
+    def key_programs(self, keys: int) -> int:
+        """Programs that cover all keys of all key heads."""
+        return triton.cdiv(self.key_count, keys) * self.batch * self.key_heads

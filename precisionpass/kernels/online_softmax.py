@@ -1,0 +1,98 @@
+"""One step of the online softmax with a consistent normaliser, and its end (NUMERICS 3).
+
+    m_new = max(m, rowmax S)                  shift = m_new, 0 where m_new is -inf
+    P     = exp(S - shift);  Pb = round(P)    alpha = exp(m - shift)
+    l     = l*alpha + sum(Pb)                 the sum of the P that multiplies V
+    acc   = acc*alpha + Pb @ V
+"""
+
+import triton
+import triton.language as tl
+
+from precisionpass.kernels import dropout
+from precisionpass.kernels.scores import LOG2_E, exponential, scores
+from precisionpass.kernels.tiles import load_tile
+
+
+@triton.jit
+def absorb(
+    accumulator, row_sum, precise_sum, row_max, query_tile, key_start,
+    key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, seed,
+    batch, batch_head, key_head, query_index, query_count, key_count, left, right, diagonal, numbers,
+    VARIANT: tl.constexpr, KEY_BLOCK: tl.constexpr, CHECK: tl.constexpr,
+):  # fmt: skip
+    """Take KEY_BLOCK keys from `key_start` on into (accumulator, row_sum, precise_sum, row_max)."""
+    key_tile = load_tile(
+        key, key_strides, batch, key_head, key_start, key_count,
+        KEY_BLOCK, VARIANT.head_dim, VARIANT.width, VARIANT.descriptors, CHECK,
+    )  # fmt: skip
+    if VARIANT.exact:
+        product = tl.dot(query_tile, tl.trans(key_tile), input_precision="ieee")
+    else:
+        product = tl.dot(query_tile, tl.trans(key_tile))
+    key_index = key_start + tl.arange(0, KEY_BLOCK)
+    values, _ = scores(
+        product, query_index[:, None], key_index[None, :], bias, bias_strides, mask, mask_strides,
+        query_count, key_count, left, right, diagonal, numbers, VARIANT, CHECK,
+    )  # fmt: skip
+
+    new_max = tl.maximum(row_max, tl.max(values, 1))
+    shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # a row without a key so far: never inf - inf
+    probabilities = exponential(values, shift[:, None], numbers, VARIANT)
+    rescale = exponential(row_max, shift, numbers, VARIANT)
+    rounded = probabilities.to(query_tile.dtype)  # Q, K and V share one format
+    if VARIANT.rounded_normaliser and not VARIANT.exact:
+        # A product with ones: the tensor cores are idle during the softmax, the CUDA cores are not.
+        ONES_WIDTH: tl.constexpr = VARIANT.ones_width
+        ones = tl.full([KEY_BLOCK, ONES_WIDTH], 1.0, rounded.dtype)
+        row_sum = tl.dot(rounded, ones, row_sum * rescale[:, None])
+        if VARIANT.precise_log_sum:
+            precise_sum = precise_sum * rescale + tl.sum(probabilities, 1)
+    else:
+        row_sum = row_sum * rescale + tl.sum(probabilities, 1)
+    if VARIANT.dropout:
+        kept = dropout.keep(
+            seed, batch_head, query_index[:, None], key_index[None, :], query_count, key_count, numbers.dropout
+        )
+        rounded = tl.where(kept, rounded, 0.0).to(rounded.dtype)
+    accumulator = accumulator * rescale[:, None]
+    value_tile = load_tile(
+        value, value_strides, batch, key_head, key_start, key_count,
+        KEY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.descriptors, CHECK,
+    )  # fmt: skip
+    if VARIANT.exact:
+        accumulator = tl.dot(rounded, value_tile, accumulator, input_precision="ieee")
+    else:
+        accumulator = tl.dot(rounded, value_tile, accumulator)
+    return accumulator, row_sum, precise_sum, new_max
+
+
+@triton.jit
+def finish(accumulator, row_sum, precise_sum, row_max, sink, numbers, VARIANT: tl.constexpr):
+    """(output FP32, log-sum-exp, true maximum in natural units); a row without a key is 0, or NaN by the rule.
+
+    The log-sum-exp is that of the unrounded P, unless the variant takes it from the rounded sum (then both are one).
+    A sink is one more logit whose value is zero: it joins the normaliser only, here, outside the loop.
+    """
+    if VARIANT.fused_scale:
+        row_max = row_max * numbers.scale
+    total_max = row_max
+    if VARIANT.sinks:
+        total_max = tl.maximum(row_max, sink)
+    shift = tl.where(total_max == float("-inf"), 0.0, total_max)
+    if VARIANT.sinks:
+        rescale = tl.exp2((row_max - shift) * LOG2_E)
+        held = tl.exp2((sink - shift) * LOG2_E)
+        row_sum = row_sum * rescale + held
+        precise_sum = precise_sum * rescale + held
+        accumulator = accumulator * rescale[:, None]
+    dead = row_max == float("-inf")
+    empty = row_sum == 0.0
+    output = accumulator / tl.where(empty, 1.0, row_sum)[:, None]
+    if VARIANT.dropout:
+        output = output * dropout.keep_scale(numbers.dropout)
+    output = tl.where(dead[:, None], 0.0, output)
+    if VARIANT.dead_rows_nan:
+        output = tl.where(empty[:, None], float("nan"), output)
+    log_sum = tl.where(empty, float("-inf"), shift + tl.log(precise_sum))
+    return output, log_sum, row_max

@@ -1,0 +1,116 @@
+"""From a tile of Q K^T to a tile of scores, and the derivative back; either orientation, since all shapes broadcast.
+
+S = clip(softcap(scale * q.k)) + bias, -inf where the mask or the bounds exclude a key. With `fused_scale` the scores
+stay in units of q.k and the scale joins the exponent, one multiplication less for each score.
+"""
+
+import triton
+import triton.language as tl
+
+from precisionpass.kernels import masks
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def tanh(x):
+    """tanh to a few units of FP32 everywhere: a series near 0, where the exponential form cancels."""
+    small = tl.abs(x) < 0.1
+    y = x * x
+    series = x * (1.0 + y * (-0.3333333333 + y * (0.1333333333 - y * 0.05396825397)))
+    exponential = 1.0 - 2.0 / (tl.exp2(x * (2.0 * LOG2_E)) + 1.0)
+    return tl.where(small, series, exponential)
+
+
+@triton.jit
+def load_term(
+    term, strides, query_index, key_index, query_count, key_count, other,
+    BY_QUERY: tl.constexpr, BY_KEY: tl.constexpr,
+):  # fmt: skip
+    """A mask or bias at (query_index, key_index); an axis that it does not vary along is loaded once and broadcast."""
+    if BY_QUERY and BY_KEY:
+        pointers = term + query_index.to(tl.int64) * strides.row + key_index * strides.column
+        tile = tl.load(pointers, mask=(query_index < query_count) & (key_index < key_count), other=other)
+    elif BY_QUERY:
+        tile = tl.load(term + query_index.to(tl.int64) * strides.row, mask=query_index < query_count, other=other)
+    elif BY_KEY:
+        tile = tl.load(term + key_index.to(tl.int64) * strides.column, mask=key_index < key_count, other=other)
+    else:
+        tile = tl.load(term)
+    return tile
+
+
+@triton.jit
+def shape(product, numbers, VARIANT: tl.constexpr):
+    """clip(softcap(scale * product)) in FP32."""
+    scores = product * numbers.scale
+    if VARIANT.softcap:
+        scores = numbers.softcap * tanh(scores / numbers.softcap)
+    if VARIANT.logit_clip == "hard":
+        scores = tl.minimum(tl.maximum(scores, -numbers.logit_limit), numbers.logit_limit)
+    if VARIANT.logit_clip == "tanh":
+        scores = numbers.logit_limit * tanh(scores / numbers.logit_limit)
+    return scores
+
+
+@triton.jit
+def shape_gradient(gradient, product, numbers, VARIANT: tl.constexpr):
+    """The gradient by scale * product, from the gradient by clip(softcap(scale * product))."""
+    capped = product * numbers.scale
+    slope = 1.0
+    if VARIANT.softcap:
+        bent = tanh(capped / numbers.softcap)
+        slope = 1.0 - bent * bent
+        capped = numbers.softcap * bent
+    if VARIANT.logit_clip == "hard":
+        gradient = tl.where(tl.abs(capped) <= numbers.logit_limit, gradient, 0.0)
+    if VARIANT.logit_clip == "tanh":
+        bent = tanh(capped / numbers.logit_limit)
+        gradient = gradient * (1.0 - bent * bent)
+    if VARIANT.softcap:
+        gradient = gradient * slope
+    return gradient
+
+
+@triton.jit
+def scores(
+    product, query_index, key_index, bias, bias_strides, mask, mask_strides,
+    query_count, key_count, left, right, diagonal, numbers, VARIANT: tl.constexpr, CHECK: tl.constexpr,
+):  # fmt: skip
+    """(scores, allowed): natural units, or units of q.k with `fused_scale`; -inf where mask or bounds exclude a key."""
+    if VARIANT.fused_scale:
+        values = product
+    else:
+        values = shape(product, numbers, VARIANT)
+    if VARIANT.bias:
+        values += load_term(
+            bias, bias_strides, query_index, key_index, query_count, key_count, 0.0,
+            VARIANT.bias_varies_by_query, VARIANT.bias_varies_by_key,
+        ).to(tl.float32)  # fmt: skip
+    allowed = True
+    if VARIANT.mask:
+        allowed = load_term(
+            mask, mask_strides, query_index, key_index, query_count, key_count, 0,
+            VARIANT.mask_varies_by_query, VARIANT.mask_varies_by_key,
+        )  # fmt: skip
+        allowed = allowed != 0
+    if CHECK:
+        allowed = allowed & masks.inside(query_index, key_index, key_count, left, right, diagonal, VARIANT)
+    if VARIANT.mask or CHECK:
+        values = tl.where(allowed, values, float("-inf"))
+    return values, allowed
+
+
+@triton.jit
+def exponential(values, shift, numbers, VARIANT: tl.constexpr):
+    """exp(values - shift) by exp2, `shift` in the units of `scores`.
+
+    In natural units the subtraction comes first: a fill of finfo.min times log2(e) would overflow. With `fused_scale`
+    it is one fused multiply-add; its rounding is a factor common to a row, which the normaliser cancels (NUMERICS 3).
+    """
+    if VARIANT.fused_scale:
+        factor = numbers.scale * LOG2_E
+        return tl.exp2(values * factor - shift * factor)
+    else:
+        return tl.exp2((values - shift) * LOG2_E)

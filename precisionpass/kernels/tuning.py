@@ -1,0 +1,93 @@
+"""Tile shapes, warps and pipeline stages by kernel, architecture and width: measured once, looked up at every launch.
+
+Nothing is benchmarked at a user's first step. A row says which width (of the wider of a K and a V row, padded to a
+power of two) it serves; the first row at least as wide is taken.
+"""
+
+from typing import NamedTuple
+
+import triton
+
+
+class Tile(NamedTuple):
+    """Rows and keys of a program's tile, warps, stages of the load pipeline, columns of ones for the normaliser."""
+
+    query_block: int
+    key_block: int
+    warps: int
+    stages: int
+    ones_width: int = 16
+
+
+FORWARD, KEY_VALUE, QUERY, REVISIT = "forward", "key_value", "query", "revisit"
+
+_HOPPER = {
+    FORWARD: {64: Tile(64, 64, 4, 3, 16), 128: Tile(128, 128, 8, 3, 8), 256: Tile(128, 64, 8, 2, 8)},
+    KEY_VALUE: {64: Tile(64, 64, 4, 3), 128: Tile(64, 64, 4, 2), 256: Tile(32, 64, 8, 2)},
+    QUERY: {64: Tile(128, 64, 8, 3), 128: Tile(128, 64, 8, 3), 256: Tile(64, 32, 4, 2)},
+    REVISIT: {64: Tile(64, 64, 4, 2), 128: Tile(64, 64, 4, 2), 256: Tile(64, 32, 4, 1)},
+}
+_AMPERE = {
+    FORWARD: {64: Tile(64, 64, 4, 3, 8), 128: Tile(128, 64, 8, 3, 8), 256: Tile(64, 32, 8, 2, 8)},
+    KEY_VALUE: {64: Tile(64, 64, 4, 2), 128: Tile(32, 64, 8, 2), 256: Tile(16, 64, 8, 1)},
+    QUERY: {64: Tile(64, 64, 4, 2), 128: Tile(64, 32, 8, 2), 256: Tile(64, 32, 8, 1)},
+    REVISIT: {64: Tile(64, 32, 4, 2), 128: Tile(64, 32, 8, 1), 256: Tile(64, 16, 8, 1)},
+}
+_BLACKWELL = {
+    FORWARD: {64: Tile(128, 64, 4, 3, 16), 128: Tile(128, 64, 8, 2, 16), 256: Tile(128, 32, 8, 2, 16)},
+    KEY_VALUE: {64: Tile(64, 64, 4, 2), 128: Tile(64, 64, 8, 1), 256: Tile(32, 64, 8, 1)},
+    QUERY: {64: Tile(64, 64, 4, 2), 128: Tile(64, 64, 8, 1), 256: Tile(64, 32, 8, 1)},
+    REVISIT: {64: Tile(64, 64, 4, 1), 128: Tile(64, 64, 8, 1), 256: Tile(64, 32, 8, 1)},
+}
+_SMALL = {  # 64 to 99 KiB of shared memory: consumer cards, CDNA 3
+    FORWARD: {64: Tile(64, 64, 4, 2, 16), 128: Tile(64, 32, 4, 2, 16), 256: Tile(64, 16, 8, 1, 16)},
+    KEY_VALUE: {64: Tile(32, 64, 4, 1), 128: Tile(32, 32, 4, 1), 256: Tile(16, 32, 8, 1)},
+    QUERY: {64: Tile(64, 32, 4, 1), 128: Tile(32, 32, 4, 1), 256: Tile(32, 16, 8, 1)},
+    REVISIT: {64: Tile(64, 32, 4, 1), 128: Tile(32, 32, 4, 1), 256: Tile(32, 16, 8, 1)},
+}
+_EXACT = {  # FP32 products on the CUDA cores: registers are the limit, whatever the architecture
+    FORWARD: {64: Tile(32, 32, 4, 1), 128: Tile(32, 16, 4, 1), 256: Tile(16, 16, 4, 1)},
+    KEY_VALUE: {64: Tile(16, 32, 4, 1), 128: Tile(16, 16, 4, 1), 256: Tile(16, 16, 8, 1)},
+    QUERY: {64: Tile(32, 16, 4, 1), 128: Tile(16, 16, 4, 1), 256: Tile(16, 16, 8, 1)},
+    REVISIT: {64: Tile(32, 16, 4, 1), 128: Tile(16, 16, 4, 1), 256: Tile(16, 16, 8, 1)},
+}
+SHARED_MEMORY = {"hopper": 232448, "blackwell": 232448, "ampere": 166912, "small": 65536}
+_TABLES = {"hopper": _HOPPER, "blackwell": _BLACKWELL, "ampere": _AMPERE, "small": _SMALL}
+
+
+def architecture() -> str:
+    """The table to use for the device that Triton would launch on now."""
+    if triton.knobs.runtime.interpret:
+        return "ampere"
+    target = triton.runtime.driver.active.get_current_target()
+    if target.backend != "cuda":
+        return "small"
+    if target.arch // 10 == 9:
+        return "hopper"
+    if target.arch // 10 in (10, 11):
+        return "blackwell"
+    return "ampere" if target.arch == 80 else "small"
+
+
+def moves_tiles(name: str) -> bool:
+    """Whether the architecture loads tiles by descriptor (TMA)."""
+    return name in ("hopper", "blackwell") and not triton.knobs.runtime.interpret
+
+
+def tile_for(kernel: str, name: str, width: int, *, exact: bool, heavy: bool = False, dropout: bool = False) -> Tile:
+    """The tile of `kernel` on architecture `name` for rows of `width` elements, 16 to 256.
+
+    exact: FP32 inputs. heavy: scores need further registers (a mask or bias by row and key, a cap). dropout: Philox
+    keeps several words for each score, so a thread takes fewer scores.
+    """
+    table = (_EXACT if exact else _TABLES[name])[kernel]
+    tile = table[min(served for served in table if served >= width)]
+    if exact:
+        return tile
+    if dropout:
+        if kernel == KEY_VALUE:
+            return tile._replace(query_block=min(tile.query_block, 32), key_block=min(tile.key_block, 64))
+        return tile._replace(query_block=min(tile.query_block, 64), key_block=min(tile.key_block, 32), warps=4)
+    if heavy and tile.key_block >= 128:
+        return tile._replace(key_block=64)
+    return tile

@@ -1,0 +1,68 @@
+"""What one compiled attention kernel is specialised for, and the small bundles of numbers that its launch carries."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Everything the kernels decide at compile time. Two launches with equal variants and tiles share one binary.
+
+    head_dim, value_dim: true widths of a row of Q and K, and of V and O.
+    width, value_width:  the same, padded to a power of two; columns past the true width read as zero.
+    descriptors:         tiles are moved by tensor descriptors (TMA); else by pointers with any strides.
+    whole_queries, whole_keys: the length is a multiple of the kernel's tile: no tail block is compiled.
+    right_bound, left_bound: keys after (causal, window) or before (window) a row's diagonal are excluded.
+    fused_scale:         the scale multiplies inside the exponent; only where nothing stands between Q K^T and softmax.
+    rounded_normaliser:  the row sum adds the 16-bit P that multiplies V (NUMERICS 3), by a product with ones.
+    precise_log_sum:     the log-sum-exp comes from a sum of the unrounded P beside it, not from the rounded sum.
+    ones_width:          columns of ones in that product.
+    exact:               FP32 inputs: products in full FP32, P is never rounded.
+    """
+
+    head_dim: int
+    value_dim: int
+    width: int
+    value_width: int
+    descriptors: bool = False
+    whole_queries: bool = False
+    whole_keys: bool = False
+    grouped: bool = False
+    right_bound: bool = False
+    left_bound: bool = False
+    fused_scale: bool = True
+    softcap: bool = False
+    logit_clip: str = "none"
+    bias: bool = False
+    bias_varies_by_query: bool = False
+    bias_varies_by_key: bool = False
+    mask: bool = False
+    mask_varies_by_query: bool = False
+    mask_varies_by_key: bool = False
+    sinks: bool = False
+    dropout: bool = False
+    rounded_normaliser: bool = True
+    precise_log_sum: bool = True
+    ones_width: int = 16
+    residual: bool = False
+    row_max: bool = False
+    dead_rows_nan: bool = False
+    exact: bool = False
+
+
+class Strides(NamedTuple):
+    """Elements between neighbours along each axis of a 4-D tensor; 0 where the axis is broadcast."""
+
+    batch: int
+    head: int
+    row: int
+    column: int
+
+
+class Numbers(NamedTuple):
+    """Run-time scalars of the score: S = clip(softcap(scale * q.k)) + bias, and the dropout probability."""
+
+    scale: float
+    softcap: float
+    logit_limit: float
+    dropout: float

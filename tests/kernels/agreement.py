@@ -1,0 +1,63 @@
+"""Run a case forward and backward and hold every result against float64."""
+
+from __future__ import annotations
+
+import torch
+from oracle import Oracle, oracle
+from torch import Tensor
+
+from precisionpass.kernels import attention
+from precisionpass.ops.arguments import AttentionArguments, Gradients, Saved
+from precisionpass.reference.attention import dropout_mask
+from precisionpass.reference.blocks import Block
+
+ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-21}
+NAMES = ("dq", "dk", "dv", "dbias", "dsinks")
+
+
+def kept_mask(arguments: AttentionArguments) -> Tensor | None:
+    """The whole dropout mask, [B, H, Sq, Sk], from the reference's stream."""
+    batch, heads, rows, _ = arguments.q.shape
+    parts = [slice(0, size) for size in (batch, heads, arguments.k.shape[1], rows, arguments.k.shape[2])]
+    return dropout_mask(arguments, Block(*parts, arguments.group))
+
+
+def error(found: Tensor, truth: Tensor, floor: float = 0.0) -> float:
+    """The norm of the error relative to the truth's, or to `floor`; infinite where NaN stands in other places."""
+    found, truth = found.double(), truth.double()
+    if not torch.equal(found.isnan(), truth.isnan()):
+        return float("inf")
+    difference = (found - truth).nan_to_num(0.0)
+    return float(difference.norm() / truth.nan_to_num(0.0).norm().clamp(min=max(floor, 1e-30)))
+
+
+def lse_error(found: Tensor, truth: Oracle) -> float:
+    """The largest error of the log-sum-exp over (|lse| + 10); infinite where dead rows differ."""
+    dead = truth.lse == float("-inf")
+    if not torch.equal(found == float("-inf"), dead):
+        return float("inf")
+    difference = (found.double() - truth.lse).masked_fill(dead, 0.0).abs()
+    return float((difference / (truth.lse.masked_fill(dead, 0.0).abs() + 10)).max())
+
+
+def disagreements(case, dtype: torch.dtype, device: str = "cpu") -> dict[str, float]:
+    """The errors of a case in units of its format's rounding; about 1 is a rounding, above 3 is a fault."""
+    arguments = case.build(dtype, device)
+    assert attention.supports(arguments) is None
+    upstream, lse_gradient = case.upstream(arguments)
+    output, residual, lse, max_logits, _ = attention.forward(arguments)
+    truth = oracle(arguments, kept_mask(arguments), upstream, lse_gradient)
+    needs = (True, True, True, arguments.bias is not None, arguments.sinks is not None)
+    gradients = Gradients(upstream, lse_gradient, None, needs)
+    found = attention.backward(gradients, arguments, Saved(output, residual, lse))[:5]
+    # A gradient that is zero in exact arithmetic is held against the size of what cancels in it.
+    floor = float(upstream.double().norm()) * 1e-1
+    result = {
+        "output": error(output, truth.output),
+        "lse": lse_error(lse, truth) * 2.0**-3 / 2.0**-21 * ROUNDING[dtype],
+        "max_logits": error(max_logits, truth.max_logits) / 2.0**-20 * ROUNDING[dtype],
+    }
+    for name, gradient, exact in zip(NAMES, found, truth.gradients, strict=True):
+        if exact is not None:
+            result[name] = error(gradient, exact, floor)
+    return {name: value / ROUNDING[dtype] for name, value in result.items()}
