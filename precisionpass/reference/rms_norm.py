@@ -28,7 +28,7 @@ def forward(
     y = working_copy(x, statistics_dtype(x.dtype, dtype))
     if prescale and y.numel():
         size = y.abs().amax(over, keepdim=True).clamp_(min=eps**0.5)
-        size.masked_fill_(size == 0, 1.0)
+        size.masked_fill_((size == 0) | ~torch.isfinite(size), 1.0)
         y.div_(size)
         rstd = y.square().mean(over, keepdim=True).add_(eps / size / size).rsqrt_()
         y.mul_(rstd)

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from precisionpass.score.grammar import Node
 
-Value = Tensor | float
-
 
 def evaluate(node: Node, values: Mapping[str, Tensor], like: Tensor) -> Tensor:
     """``node`` with ``values`` for its names, in ``like``'s format and on its device; the shape broadcasts.
@@ -55,5 +53,5 @@ _OPERATIONS = {
     "min": torch.minimum,
     "max": torch.maximum,
     "where": torch.where,
-    "clamp": lambda value, low, high: torch.minimum(torch.maximum(value, low), high),
+    "clamp": torch.clamp,
 }
