@@ -54,7 +54,7 @@ def load_model(path: Path, name: str) -> dict[str, Any]:
         )
     if not callable(factory) or (hasattr(factory, "named_modules") and not inspect.isclass(factory)):
         raise PrecisionPassError(
-            f"{name} is no function but a {type(factory).__name__}",
+            f"{name} is no function but {_kind(factory)}",
             where=str(path),
             fix=f"write: def make_model(): return {name}",
             code="PP122",
@@ -93,7 +93,8 @@ def _users_code(path: Path, what: str, code: str) -> Iterator[None]:
     except PrecisionPassError:
         raise
     except (Exception, SystemExit) as error:
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+        frames = traceback.extract_tb(error.__traceback__)
+        frames = [frame for frame in frames if Path(frame.filename).resolve() == path.resolve()]
         line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
         raise PrecisionPassError(
             what,
@@ -129,7 +130,10 @@ def _as_arguments(made: Any, name: str, place: str) -> dict[str, Any]:
 
 
 def _kind(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 def _place(factory: Any, path: Path) -> str:

@@ -5,6 +5,7 @@ symbol of its own (sympy would drop `s` from `s - inf`), conditions are function
 simplified. The text printed here is the closed grammar of `precisionpass.score.grammar`, which the ops read.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import sympy
@@ -34,31 +35,36 @@ def number(value: float) -> sympy.Expr:
     """A constant as it stands in an expression; infinities become a symbol."""
     if value in (float("inf"), float("-inf")):
         return INFINITY if value > 0 else -INFINITY
-    return sympy.Integer(value) if isinstance(value, int) else sympy.Float(value)
+    return sympy.Integer(value) if value == int(value) and abs(value) < 1e6 else sympy.Float(value)
 
 
-def text(expression: sympy.Expr) -> str:
-    """The expression in the closed grammar that the ops parse."""
-    if isinstance(expression, Tanh | Clamp | Where):
-        inside = ", ".join(text(argument) for argument in expression.args)
-        return f"{type(expression).__name__.lower()}({inside})"
-    if expression.is_Symbol:
-        return expression.name
-    if expression.is_Number:
-        value = float(expression)
-        shown = str(int(value)) if value == int(value) and abs(value) < 1e6 else repr(value)
-        return shown if value >= 0 else f"({shown})"
-    if expression.is_Add:
-        return "(" + " + ".join(text(argument) for argument in _scores_first(expression.args)) + ")"
-    if expression.is_Mul:
-        over = [a for a in expression.args if a.is_Pow and a.exp == -1]
-        plain = [text(a) for a in _scores_first(tuple(a for a in expression.args if a not in over))]
-        return "(" + " * ".join(plain or ["1"]) + "".join(f" / {text(a.base)}" for a in over) + ")"
-    if expression.is_Pow and expression.exp == -1:
-        return f"(1 / {text(expression.base)})"
-    if expression.is_Pow and expression.exp == 2:
-        return f"({text(expression.base)} * {text(expression.base)})"
-    raise ValueError(f"{expression} is outside the closed grammar of score expressions")
+def text(expression: sympy.Expr, names: Mapping[sympy.Symbol, sympy.Symbol] | None = None) -> str:
+    """The expression in the closed grammar that the ops parse; with other names, the formula that a person reads."""
+
+    def show(e: sympy.Expr) -> str:
+        if isinstance(e, Tanh | Clamp | Where):
+            return f"{type(e).__name__.lower()}({', '.join(map(show, e.args))})"
+        if e.is_Symbol:
+            return (names or {}).get(e, e).name
+        if e == -INFINITY:
+            return "-inf"
+        if e.is_Number:
+            value = float(e)
+            shown = str(int(value)) if value == int(value) and abs(value) < 1e6 else repr(value)
+            return shown if value >= 0 else f"({shown})"
+        if e.is_Add:
+            return "(" + " + ".join(map(show, _scores_first(e.args))) + ")"
+        if e.is_Mul:
+            over = [a for a in e.args if a.is_Pow and a.exp == -1]
+            plain = [show(a) for a in _scores_first(tuple(a for a in e.args if a not in over))]
+            return "(" + " * ".join(plain or ["1"]) + "".join(f" / {show(a.base)}" for a in over) + ")"
+        if e.is_Pow and e.exp == -1:
+            return f"(1 / {show(e.base)})"
+        if e.is_Pow and e.exp == 2:
+            return f"({show(e.base)} * {show(e.base)})"
+        raise ValueError(f"{e} is outside the closed grammar of score expressions")
+
+    return show(expression)
 
 
 def _scores_first(arguments):
@@ -96,7 +102,11 @@ def take_apart(expression: sympy.Expr) -> Parts:
         break
     scale, softcap, score = sympy.Integer(1), sympy.Integer(0), rest
     capped, bound = _factor(rest, Tanh)
-    if capped is not None and _linear(capped.args[0]) is not None and (bound * _linear(capped.args[0])).is_positive is not False:
+    if (
+        capped is not None
+        and _linear(capped.args[0]) is not None
+        and (bound * _linear(capped.args[0])).is_positive is not False
+    ):
         scale, softcap, score = bound * _linear(capped.args[0]), bound, RAW
         if not (softcap.is_Number and softcap > 0):
             scale, softcap, score = sympy.Integer(1), sympy.Integer(0), rest

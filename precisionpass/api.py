@@ -1,0 +1,114 @@
+"""What a user calls: compile, explain, report, is_active."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from precisionpass.backend import LOCK, Backend
+from precisionpass.capture import dry_run
+from precisionpass.errors import PrecisionPassError
+from precisionpass.review.report import Report
+from precisionpass.rules import load
+
+_ATTRIBUTE = "_precisionpass"
+
+
+class Compilation:
+    """What a compiled model carries: its backend. A copy or a pickle of the model loses it, and says so once."""
+
+    def __init__(self, backend: Backend):
+        self.backend = backend
+
+    def __deepcopy__(self, memo):
+        return _lost()
+
+    def __reduce__(self):
+        return _lost, ()
+
+
+def _lost() -> None:
+    warnings.warn(
+        "precisionpass: a copy of a compiled model is not compiled; call precisionpass.compile on the copy",
+        stacklevel=3,
+    )
+
+
+def compile(model: Callable, rules: Any = "stable-bf16", *, review: str | None = None, backend: str | Callable = "inductor",
+            sites: Any = None, actions: Any = None, hooks: Any = None, **torch_compile_options):  # fmt: skip
+    """Compile `model` with torch.compile after rewriting its attention, softmax and norm sites as the rules say.
+
+    model: a module, compiled in place (weight names unchanged) and returned, or a function, for which a compiled one is
+    returned. rules: a preset's name, a path, or a list of Rule. review: a folder for the review, written when the model
+    is first called. backend, mode, options, fullgraph, dynamic: as in torch.compile.
+    A second call replaces the first. Raises PrecisionPassError for bad rules, before anything is changed.
+    """
+    for name, value in (("sites", sites), ("actions", actions), ("hooks", hooks)):
+        if value is not None:
+            raise PrecisionPassError(
+                f"{name}= is not built yet", where="precisionpass.compile", fix=f"leave {name} out", code="PP403"
+            )
+    loaded = load(rules)
+    own = {name: torch_compile_options.pop(name, None) for name in ("mode", "options")}
+    if own["mode"] and own["options"]:
+        raise PrecisionPassError("mode and options are both given", where="precisionpass.compile",
+                                 why="torch.compile takes one of them", fix="leave one out", code="PP404")  # fmt: skip
+    root = model if isinstance(model, torch.nn.Module) else None
+    made = Backend(loaded, backend, review=review, model=root, **own)
+    if root is not None:
+        root.compile(backend=made, **torch_compile_options)
+        root.__dict__[_ATTRIBUTE] = Compilation(made)
+        return root
+    compiled = torch.compile(model, backend=made, **torch_compile_options)
+    compiled.__dict__[_ATTRIBUTE] = Compilation(made)
+    return compiled
+
+
+def explain(model: Callable, args: tuple = (), kwargs: Mapping[str, Any] | None = None, rules: Any = "stable-bf16",
+            training: bool | None = None, measure: bool = False) -> Report:  # fmt: skip
+    """What compile would do to `model` on these arguments, without compiling or running it; works on meta tensors.
+
+    training: True or False for a training step or inference, None for the model's own mode and the current grad mode.
+    Nothing in the model, its gradients or the random number state changes. Raises PrecisionPassError for bad rules and
+    for a model that torch cannot capture.
+    """
+    if measure:
+        raise PrecisionPassError(
+            "measure=True is not built yet", where="precisionpass.explain", fix="leave it out", code="PP403"
+        )
+    loaded = load(rules)
+    root = model if isinstance(model, torch.nn.Module) else None
+    backend = Backend(loaded, model=root)
+    grad = torch.is_grad_enabled() if training is None else training
+    modes = [] if root is None else [(module, module.training) for module in root.modules()]
+    with LOCK, torch.set_grad_enabled(grad):
+        try:
+            if root is not None and training is not None:
+                root.train(training)
+            dry_run(model, tuple(args), kwargs or {}, backend.look)
+        finally:
+            for module, mode in modes:
+                module.training = mode
+    return backend.report()
+
+
+def report(compiled: Callable) -> Report:
+    """The report of every graph that a compiled model or function has captured so far: call it once first."""
+    return _compilation(compiled).backend.report()
+
+
+def is_active(model: Callable) -> bool:
+    """Whether calling this model or function runs what precisionpass.compile made of it."""
+    if not isinstance(getattr(model, "__dict__", {}).get(_ATTRIBUTE), Compilation):
+        return False
+    return not isinstance(model, torch.nn.Module) or model._compiled_call_impl is not None
+
+
+def _compilation(compiled: Callable) -> Compilation:
+    found = getattr(compiled, "__dict__", {}).get(_ATTRIBUTE)
+    if not isinstance(found, Compilation):
+        raise PrecisionPassError("this model was not compiled by precisionpass", where="precisionpass.report",
+                                 why="it is a copy, or compile was never called on it",
+                                 fix="call precisionpass.compile(model, rules=...) first", code="PP405")  # fmt: skip
+    return found

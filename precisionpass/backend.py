@@ -1,0 +1,126 @@
+"""The backend that torch.compile calls: the pass, then the inner backend.
+
+Private torch API used here, in one place: Inductor's `compile_fx` and `list_mode_options` (config patches are the only
+way to give it a mode and our cache key), the compile id of the tracing context. `tests/test_backend.py` says so first
+when a new torch moves one of them.
+"""
+
+import logging
+import os
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.backends.registry import lookup_backend
+from torch._guards import TracingContext
+from torch._inductor import list_mode_options
+from torch._inductor.compile_fx import compile_fx
+
+from precisionpass import cache, pipeline
+from precisionpass.capture import module_names
+from precisionpass.errors import PrecisionPassError
+from precisionpass.review.expectations import with_expectations
+from precisionpass.review.report import Report
+from precisionpass.rules import RuleSet, load
+
+log = logging.getLogger("precisionpass")
+
+# Shadowing patches global tracing state, so one pass runs at a time in a process.
+LOCK = threading.RLock()
+
+
+class Backend:
+    """One compilation's backend and the reports of its graphs.
+
+    inner: the name of a backend, or a callable as torch.compile takes it. mode, options: as in torch.compile.
+    review: a folder that is rewritten after each graph, or None. model: whose module names the report uses.
+    """
+
+    def __init__(self, rules: RuleSet, inner: str | Callable = "inductor", *, mode: str | None = None,
+                 options: Mapping[str, Any] | None = None, review: str | None = None,
+                 model: torch.nn.Module | None = None):  # fmt: skip
+        self.rules, self.inner, self.mode, self.options = rules, inner, mode, dict(options or {})
+        self.review, self.model = review, model
+        self.reports: list[Report] = []
+        self.events: list[str] = []
+
+    def __call__(self, module: fx.GraphModule, inputs, **_):
+        with LOCK:
+            report = self.look(module)
+        rewrote = any(site.decision == "rewritten" for site in report.sites)
+        return self._compile(module, inputs, rewrote)
+
+    def look(self, module: fx.GraphModule) -> Report:
+        """Run the pass over one captured graph, in place, and note its report."""
+        training = self.model.training if self.model is not None else torch.is_grad_enabled()
+        report = pipeline.run(module, self.rules, module_names(self.model), training)
+        _complain(report, self.rules)
+        self.reports.append(report)
+        self._note_recompiles()
+        if self.review is not None:
+            self.report().save(self.review)
+        return report
+
+    def report(self) -> Report:
+        """One report of every graph so far."""
+        if not self.reports:
+            return Report(
+                rules_name=self.rules.name, rules_digest=self.rules.digest, events=("nothing has been captured yet",)
+            )
+        merged = Report.merge(self.reports)
+        merged = Report(**{**merged.__dict__, "events": (*merged.events, *self.events)})
+        return with_expectations(merged, self.rules)
+
+    def _compile(self, module: fx.GraphModule, inputs, rewrote: bool):
+        if not callable(self.inner) and self.inner == "inductor":
+            patches = {**(list_mode_options(self.mode) if self.mode else {}), **self.options}
+            if rewrote:
+                patches.setdefault("emulate_precision_casts", True)  # the model's own casts stay what they are
+                own = patches.get(cache.PASS_OPTION)
+                patches[cache.PASS_OPTION] = cache.IdentityPass(cache.key(self.rules.digest), own)
+            return compile_fx(module, inputs, config_patches=patches)
+        inner = self.inner if callable(self.inner) else lookup_backend(self.inner)
+        extra = {name: value for name, value in (("mode", self.mode), ("options", self.options)) if value}
+        return inner(module, inputs, **extra)
+
+    def _note_recompiles(self) -> None:
+        context = TracingContext.try_get()
+        compile_id = getattr(torch._guards.CompileContext.current_compile_id(), "frame_compile_id", 0) if context else 0
+        limit = torch._dynamo.config.recompile_limit
+        if compile_id + 1 >= limit:
+            event = (
+                f"compiled {compile_id + 1} times for different inputs: torch stops at {limit} (recompile_limit) and then runs "
+                "the model as it is, without the rewrite; mark the changing sizes with dynamic=True or mark_dynamic"
+            )
+            self.events.append(event)
+            warnings.warn("precisionpass: " + event, stacklevel=2)
+
+
+def _complain(report: Report, rules: RuleSet) -> None:
+    """What the rules file says about refused sites and rules without a site: warn, error or keep silent."""
+    refused = [site for site in report.sites if site.decision == "refused"]
+    for sites, wish in ((refused, rules.on_refused),):
+        if not sites or wish == "keep":
+            continue
+        first = sites[0]
+        what = f"{len(sites)} site(s) that a rule matches cannot be rewritten"
+        if wish == "error":
+            raise PrecisionPassError(what, where=first.module or first.source, why=first.message, code="PP402",
+                                     fix="set on_refused: warn, or leave the site out with not_module")  # fmt: skip
+        log.warning("%s, the first at %s: %s", what, first.module or first.source, first.message)
+
+
+def precisionpass(module: fx.GraphModule, inputs, *, options: Mapping[str, Any] | None = None, mode: str | None = None):
+    """The `precisionpass` entry of torch.compile's backends.
+
+    options["rules"] and options["review"], or the environment's PRECISIONPASS_RULES and PRECISIONPASS_REVIEW, say what
+    to do; other options and the mode go to Inductor.
+    """
+    own = dict(options or {})
+    rules = load(own.pop("rules", os.environ.get("PRECISIONPASS_RULES", "stable-bf16")))
+    review = own.pop("review", os.environ.get("PRECISIONPASS_REVIEW"))
+    inner = own.pop("backend", "inductor")
+    return Backend(rules, inner, mode=mode, options=own, review=review)(module, inputs)

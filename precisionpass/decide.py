@@ -1,0 +1,103 @@
+"""Facts times rules: what is to happen at each site, which rule set what, and why not otherwise."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from precisionpass import graph
+from precisionpass.capture import Captured, Origin, holds
+from precisionpass.rules import MissingFact, RuleSet, Setting
+from precisionpass.rules.settings import changes_numbers
+from precisionpass.sites.site import Attention, NearMiss, Rowwise, Site
+
+_FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+MESSAGES = {
+    "rewritten": "rewritten",
+    "no_rule": "no rule matches this site",
+    "rule_keeps": "the matching rules change nothing here",
+    "already_satisfied": "the statistics are already computed in FP32 or better",
+    "unsupported_dtype": "the op computes bf16, fp16, fp32 and fp64 only",
+    "probabilities_wanted": "the probabilities are used elsewhere, and a rule says probabilities: never",
+    "cannot_be_placed": "the new call cannot be placed in the graph",
+}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What happens at a site. `values`: every setting of its kind; `settings`: those that a rule set, with the rule."""
+
+    site: Site
+    origin: Origin
+    graph: str
+    action: str  # rewritten | kept | refused
+    reason: str
+    message: str
+    rule: str
+    values: Mapping[str, object]
+    settings: Mapping[str, Setting]
+    rules: tuple[str, ...]
+    holds_while: str = ""
+
+    def refused(self, reason: str, detail: str = "") -> "Decision":
+        message = MESSAGES[reason] + (f": {detail}" if detail else "")
+        return Decision(**{**self.__dict__, "action": "refused", "reason": reason, "message": message})
+
+
+def decide(captured: Captured, sites: tuple[Site, ...], rules: RuleSet) -> tuple[Decision, ...]:
+    """One decision a site, in order."""
+    return tuple(_decide(captured, site, rules) for site in sites)
+
+
+def origin_of(captured: Captured, found: Site | NearMiss) -> Origin:
+    nodes = found.interior if isinstance(found, Site) else (found.anchor,)
+    order = {node: position for position, node in enumerate(found.anchor.graph.nodes)}
+    return captured.origin(sorted(nodes, key=lambda node: (node is not found.anchor, order[node])))
+
+
+def _decide(captured: Captured, site: Site, rules: RuleSet) -> Decision:
+    origin = origin_of(captured, site)
+    facts = {name: captured.sized(value) for name, value in site.facts.items()} | {"training": captured.training}
+    conditions: list[str] = []
+
+    def check(condition) -> bool:
+        try:
+            truth = condition.evaluate(facts, not_=torch.sym_not)
+        except MissingFact:
+            return False
+        if isinstance(truth, bool):
+            return truth
+        answer = holds(truth)
+        conditions.append(condition.text if answer else f"not ({condition.text})")
+        return answer
+
+    resolved = rules.resolve(site.kind, origin.module, origin.module_class, captured.training, check)
+    action, reason = _action(site, resolved)
+    chosen = resolved.settings.get("implementation")
+    rule = chosen.rule if chosen else resolved.rules[0] if resolved.rules else ""
+    return Decision(
+        site, origin, captured.name, action, reason, MESSAGES[reason], rule, resolved.values(), resolved.settings,
+        resolved.rules, " and ".join(conditions),
+    )  # fmt: skip
+
+
+def _action(site: Site, resolved) -> tuple[str, str]:
+    if not resolved.rules:
+        return "kept", "no_rule"
+    if not resolved.rewrites:
+        return "kept", "rule_keeps"
+    if isinstance(site.operation, Rowwise):
+        if graph.dtype(site.operation.x) not in _FLOATING or graph.dtype(site.output) not in _FLOATING:
+            return "refused", "unsupported_dtype"
+        only_statistics = not any(
+            changes_numbers(n, s.value) for n, s in resolved.settings.items() if n != "statistics"
+        )
+        if site.facts["statistics"] in ("fp32", "fp64") and only_statistics and resolved.value("lowering") != "kernel":
+            return "kept", "already_satisfied"
+    if isinstance(site.operation, Attention):
+        if site.facts["dtype"] not in ("bf16", "fp16", "fp32", "fp64"):
+            return "refused", "unsupported_dtype"
+        if site.operation.probabilities and resolved.value("probabilities") == "never":
+            return "refused", "probabilities_wanted"
+    return "rewritten", "rewritten"

@@ -1,0 +1,53 @@
+"""The story on one page: captured graph -> shadow -> sites -> decisions -> rewritten graph -> report."""
+
+import logging
+import time
+from collections.abc import Mapping
+
+from torch import fx
+
+from precisionpass.capture import Captured, captured_graphs
+from precisionpass.decide import decide, origin_of
+from precisionpass.review.graphs import GraphResult, report_of
+from precisionpass.review.report import Report
+from precisionpass.rewriting import rewrite
+from precisionpass.rules import RuleSet
+from precisionpass.shadow import holds_anchor, make_shadow
+from precisionpass.sites import find_sites
+
+log = logging.getLogger("precisionpass")
+
+
+def run(module: fx.GraphModule, rules: RuleSet, modules: Mapping[str, str], training: bool, name: str = "0") -> Report:
+    """Rewrite a captured graph and its child graphs in place as the rules say.
+
+    modules: id of a module, as text, to its exact name. Returns the report of everything done and not done.
+    """
+    started = time.perf_counter()
+    nodes = len(module.graph.nodes)
+    if rules.is_off:
+        return report_of((), rules, nodes, time.perf_counter() - started)
+    graphs = captured_graphs(module, name, modules, training)
+    return report_of(
+        tuple(_one_graph(captured, rules) for captured in graphs), rules, nodes, time.perf_counter() - started
+    )
+
+
+def _one_graph(captured: Captured, rules: RuleSet) -> GraphResult:
+    if not holds_anchor(captured.module):
+        return GraphResult(captured.name)
+    try:
+        shadow = make_shadow(captured.module)
+    except Exception as problem:  # a shadow that fails costs coverage, never correctness
+        log.warning("graph %s was left alone: %s: %s", captured.name, type(problem).__name__, problem)
+        return GraphResult(captured.name, events=(_left_alone(captured, problem),))
+    sites, near_misses = find_sites(shadow)
+    decisions = decide(captured, sites, rules)
+    missed = tuple((miss, origin_of(captured, miss)) for miss in near_misses)
+    rewritten = rewrite(captured, shadow, decisions)
+    return GraphResult(captured.name, rewritten.decisions, missed, (), rewritten.before, rewritten.after)
+
+
+def _left_alone(captured: Captured, problem: Exception) -> str:
+    first_line = (str(problem).strip().splitlines() or [""])[0][:200]
+    return f"graph {captured.name} could not be analysed and was left alone: {type(problem).__name__}: {first_line}"

@@ -1,0 +1,196 @@
+"""Attention, in whatever spelling: from a softmax back to Q K^T and forward to the product with V."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from torch import fx
+from torch.ops import aten  # pyright: ignore[reportMissingImports]
+
+from precisionpass import graph
+from precisionpass.sites import fused, operands
+from precisionpass.sites.anchors import CASTS, SoftmaxAnchor
+from precisionpass.sites.axes import VIEWS, Axes, Layout
+from precisionpass.sites.contraction import Contraction, contraction
+from precisionpass.sites.describe import attention_site
+from precisionpass.sites.legality import check_not_mutated, check_one_grad_mode, outside_users
+from precisionpass.sites.scores import Scores, Walk, walks
+from precisionpass.sites.site import NearMiss, Refused, Site
+
+_DROPOUT = {aten.dropout, aten.native_dropout, aten.feature_dropout}
+
+
+def find_attention(nodes: tuple[fx.Node, ...], anchors: tuple[SoftmaxAnchor, ...]) -> Iterator[Site | NearMiss]:
+    """Every attention among the shadow's nodes, and every softmax of a product that is none, with the reason."""
+    for node in nodes:
+        if graph.packet(node) is aten.scaled_dot_product_attention:
+            yield attention_site(fused.read_call(node), frozenset({node}), node, ())
+    for anchor in anchors:
+        if not anchor.log:
+            yield from _around(anchor, nodes)
+
+
+def _around(anchor: SoftmaxAnchor, nodes: tuple[fx.Node, ...]) -> Iterator[Site | NearMiss]:
+    """The attention around one softmax. Of several possible products the first that fits is the site's."""
+    reason = None
+    for walk in walks(anchor.scores):
+        try:
+            yield _assemble(anchor, walk, nodes)
+            return
+        except Refused as refusal:
+            reason = reason or refusal
+    if reason is not None:
+        yield NearMiss("attention", reason.reason, anchor.output, reason.detail)
+
+
+@dataclass
+class _Probabilities:
+    """The probabilities on their way from the softmax to V."""
+
+    node: fx.Node
+    layout: Layout
+    interior: set[fx.Node] = field(default_factory=set)
+    dropout: float = 0.0
+    factors: list[tuple[fx.Node, Layout]] = field(default_factory=list)
+    stages: list[tuple[fx.Node, Layout, bool]] = field(default_factory=list)  # with whether dropout has been applied
+
+
+def _assemble(anchor: SoftmaxAnchor, walk: Walk, nodes: tuple[fx.Node, ...]) -> Site:
+    axes = Axes()
+    product = walk.product
+    entries: dict[str, tuple[int, ...]] = {}
+    for side, labels in ((product.left, product.left_labels), (product.right, product.right_labels)):
+        operands.name_axes(axes, entries, side, labels)
+    scores = Scores(axes, tuple(entries[label] for label in product.labels))
+    scores.scale(product.alpha)
+    if product.addend is not None:
+        scores.add(product.addend, product.beta)
+    for operation, carrier in walk.steps:
+        scores.apply(operation, carrier)
+    keys = axes.finest(scores.layout[anchor.dim])
+    probabilities = _Probabilities(anchor.output, scores.layout)
+    value = _follow_to_values(probabilities, axes, keys, scores.sink is not None)
+    operation = operands.assemble(
+        axes, entries, product, scores, value, probabilities.layout, tuple(probabilities.factors), keys, anchor.safe
+    )
+    output, closing = (value.node, set()) if not anchor.unnormalised else _divided(value.node, anchor)
+    interior = {
+        product.node,
+        *(step for step, _ in walk.steps),
+        *anchor.interior,
+        *probabilities.interior,
+        value.node,
+        *closing,
+    }
+    used = _uses_elsewhere(anchor, walk, probabilities, interior)
+    operation = operands.finished(operation, output, probabilities.dropout, used, axes)
+    reads = [product.left, product.right, value.left, value.right, *(n for n, _ in operation.reads)]
+    check_not_mutated(nodes, reads, interior)
+    check_one_grad_mode(interior)
+    return attention_site(operation, frozenset(interior), anchor.output, _removed_casts(walk, probabilities), anchor)
+
+
+def _follow_to_values(p: _Probabilities, axes: Axes, keys: tuple[int, ...], has_sink: bool) -> Contraction:
+    """Walk forward to the product with V; `p` is left at that product's operand."""
+    found, pending, seen_reason = [], [(p.node, p.layout, False)], None
+    paths: dict[fx.Node, _Probabilities] = {p.node: p}
+    while pending:
+        node, layout, dropped = pending.pop()
+        here = paths[node]
+        here.stages.append((node, layout, dropped))
+        for user in node.users:
+            if not user.meta["live"]:
+                continue
+            product = contraction(user)
+            if product is not None and node in (product.left, product.right) and product.addend is None:
+                found.append((product if node is product.left else product.swapped(), here, node, layout))
+                continue
+            step = _one_step(user, node, layout, axes, has_sink)
+            if step is None:
+                continue
+            if isinstance(step, str):
+                seen_reason = step
+                continue
+            ahead, factor, rate = step
+            paths[user] = _Probabilities(
+                user,
+                ahead,
+                here.interior | {user},
+                here.dropout or rate,
+                here.factors + ([factor] if factor else []),
+                here.stages,
+            )
+            pending.append((user, ahead, dropped or rate > 0))
+    valued = [f for f in found if _contracts(f[0], f[3], axes, keys)]
+    if not valued:
+        raise Refused("contraction_over_other_axis" if found else seen_reason or "no_value_product")
+    if len(valued) > 1:
+        raise Refused("several_value_products")
+    product, here, node, layout = valued[0]
+    p.node, p.layout, p.dropout, p.factors = node, layout, here.dropout, here.factors
+    p.interior, p.stages = set(here.interior), here.stages
+    return product
+
+
+def _one_step(user: fx.Node, node: fx.Node, layout: Layout, axes: Axes, has_sink: bool):
+    """(layout after, factor, dropout rate) through one operation on the probabilities; a reason; or None."""
+    kind = graph.packet(user)
+    if kind in CASTS:
+        return layout, None, 0.0
+    if kind in VIEWS and user.args[0] is node:
+        ahead = axes.push(user, layout)
+        return "layout_not_followed" if ahead is None else (ahead, None, 0.0)
+    if kind in _DROPOUT:
+        named = graph.arguments(user)
+        return layout, None, float(named["p"]) if named["train"] else 0.0
+    if kind is aten.slice and has_sink:
+        named = graph.arguments(user)
+        return (layout, None, 0.0) if named["start"] in (0, None) and named["step"] == 1 else "mixed_after_softmax"
+    if kind in (aten.mul, aten.mul_):
+        other = user.args[1] if user.args[0] is node else user.args[0]
+        if graph.is_tensor(other):
+            try:
+                return layout, (other, Scores(axes, layout).aligned(other)), 0.0
+            except Refused:
+                return "mixed_after_softmax"
+    return "mixed_after_softmax" if graph.is_tensor(user) and kind not in (aten.sum, aten.mean) else None
+
+
+def _contracts(product: Contraction, layout: Layout, axes: Axes, keys: tuple[int, ...]) -> bool:
+    """Whether a product with the probabilities as its left operand sums over exactly the keys."""
+    summed = [axes.finest(d) for label, d in zip(product.left_labels, layout, strict=True) if label in product.summed]
+    return len(product.summed) >= 1 and tuple(a for dim in summed for a in dim) == keys
+
+
+def _divided(output: fx.Node, anchor: SoftmaxAnchor) -> tuple[fx.Node, set[fx.Node]]:
+    """The division by the sum that comes after the product with V."""
+    users = [u for u in output.users if u.meta["live"]]
+    if (
+        len(users) == 1
+        and graph.packet(users[0]) is aten.div
+        and users[0].args[0] is output
+        and users[0].args[1] is anchor.total
+    ):
+        return users[0], {users[0]}
+    raise Refused("no_value_product", "the sum of exponentials does not divide the product with V")
+
+
+def _uses_elsewhere(anchor: SoftmaxAnchor, walk: Walk, p: _Probabilities, interior: set[fx.Node]):
+    """Probabilities that must still be produced: (their nodes with layouts, the stage). Other uses are refused."""
+    before = {walk.product.node, *(step for step, _ in walk.steps), *anchor.interior} - {anchor.output}
+    for node in before:
+        if outside_users(node, interior) or "used" in node.meta:
+            raise Refused("scores_used_elsewhere", node.name)
+    kept, stages = [], set()
+    for node, layout, dropped in p.stages:
+        if node in interior and (outside_users(node, interior) or "used" in node.meta):
+            kept.append((node, layout))
+            stages.add("dropped" if dropped else "softmax")
+    if len(stages) > 1 or (kept and (anchor.unnormalised or p.factors)):
+        raise Refused("probabilities_used_elsewhere")
+    return tuple(kept), stages.pop() if stages else "none"
+
+
+def _removed_casts(walk: Walk, p: _Probabilities) -> tuple[str, ...]:
+    casts = [n for n in (*(step for step, _ in walk.steps), *p.interior) if graph.packet(n) in CASTS]
+    changing = [n for n in casts if graph.dtype(n) != graph.dtype(n.args[0])]  # type: ignore[arg-type]
+    return tuple(sorted({f"cast to {str(graph.dtype(n)).removeprefix('torch.')} removed" for n in changing}))

@@ -1,0 +1,94 @@
+"""The facts of a site and the formula that a reviewer reads."""
+
+import sympy
+import torch
+from torch import fx
+
+from precisionpass import graph
+from precisionpass.score import expression
+from precisionpass.sites.anchors import SoftmaxAnchor
+from precisionpass.sites.site import Attention, Operand, Site
+
+SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"}
+
+
+def short(dtype: torch.dtype) -> str:
+    return SHORT.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def attention_site(
+    operation: Attention, interior: frozenset[fx.Node], anchor: fx.Node, notes, softmax: SoftmaxAnchor | None = None
+) -> Site:
+    """The site with its facts. Sizes are numbers or sympy expressions over the captured symbols."""
+    axes, parts = operation.axes, expression.take_apart(operation.score)
+    batch, kv_heads = (axes.size(a) for a in (operation.batch, operation.kv_heads))
+    facts = {
+        "dtype": short(attention_dtype(operation)),
+        "device": graph.value(operation.output).device.type,
+        "statistics": short(softmax.statistics if softmax else torch.float32),
+        "batch": batch,
+        "heads": kv_heads * axes.size(operation.group),
+        "kv_heads": kv_heads,
+        "seq_q": axes.size(operation.rows),
+        "seq_k": axes.size(operation.keys),
+        "head_dim": axes.size(operation.inner),
+        "value_dim": axes.size(operation.values),
+        "causal": operation.causal,
+        "window": 0,
+        "masked": bool(operation.reads),
+        "dropout": operation.dropout,
+        "softcap": float(parts.softcap) if parts.softcap.is_Number else 0.0,
+    }
+    return Site("attention", operation, interior, facts, attention_formula(operation), anchor, notes)
+
+
+def attention_dtype(operation: Attention) -> torch.dtype:
+    """The format that the op computes in: the widest that Q, K and V really have, autocast included."""
+    formats = [
+        _narrowed(operation.q, operation.product_dtype, exact=True),
+        _narrowed(operation.k, operation.product_dtype, exact=True),
+        _narrowed(operation.v, operation.value_dtype, exact=False),
+    ]
+    widest = formats[0]
+    for other in formats[1:]:
+        widest = torch.promote_types(widest, other)  # bf16 and fp16 meet in fp32
+    return widest
+
+
+def _narrowed(operand: Operand, product: torch.dtype, exact: bool) -> torch.dtype:
+    """An operand's format: behind exact casts where allowed, and no wider than what the product reads."""
+    own = graph.dtype(operand.places[-1 if exact else 0][0])
+    return product if product.itemsize < own.itemsize else own
+
+
+def attention_formula(operation: Attention) -> str:
+    names = {}
+    for position, (node, layout) in enumerate(operation.reads):
+        names[expression.read(position)] = sympy.Symbol(f"{node.name}[{_indices(operation, layout)}]")
+    for name, node in operation.numbers.items():
+        names[sympy.Symbol(name, real=True)] = sympy.Symbol(node.name)
+    names[expression.RAW] = sympy.Symbol("QK^T")
+    score = expression.text(operation.score, names)
+    score = (
+        score[1:-1]
+        if score.startswith("(") and score.endswith(")") and score.count("(") == score.count(")") == 1
+        else score
+    )
+    causal = ", j <= i" if operation.causal else ""
+    sink = f", sink {operation.sink[0].name}" if operation.sink else ""
+    inside = f"softmax({score}{causal}{sink})"
+    if operation.dropout:
+        inside = f"dropout({inside}, {operation.dropout:g})"
+    factors = "".join(f" * {node.name}" for node, _ in operation.factors)
+    return f"{inside} V{factors}"
+
+
+def _indices(operation: Attention, layout) -> str:
+    present = {a for dim in operation.axes.layout(layout) for a in dim}
+    groups = (
+        ("b", operation.batch),
+        ("h", (*operation.kv_heads, *operation.group)),
+        ("i", operation.rows),
+        ("j", operation.keys),
+    )
+    return ",".join(letter for letter, axes in groups if present & set(operation.axes.finest(axes))) or "1"
