@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from oracle import Oracle, oracle
 from torch import Tensor
 
 from precisionpass.kernels import attention
 from precisionpass.ops.arguments import AttentionArguments, Gradients, Saved
 from precisionpass.reference.attention import dropout_mask
 from precisionpass.reference.blocks import Block
+from tests.kernels.oracle import Oracle, oracle
 
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-21}
 NAMES = ("dq", "dk", "dv", "dbias", "dsinks")

@@ -3,8 +3,9 @@
 import sys
 
 import torch
-from agreement import disagreements
-from cases import CASES
+
+from tests.kernels.agreement import disagreements
+from tests.kernels.cases import CASES
 
 FP32 = ("causal", "grouped", "odd widths", "bias, causal", "window, two sides", "dropout", "recompute")
 
