@@ -155,9 +155,16 @@ def _checked(source: Source) -> RulesFile | None:
         return RulesFile.model_validate(source.data)
     except ValidationError as error:
         for finding in islice(findings_of(error, RulesFile, source.data), MOST_PROBLEMS):
-            if finding.path not in source.unusable:
+            if not _already_said(source, finding):
                 source.problems.append(_placed(source, finding))
         return None
+
+
+def _already_said(source: Source, finding: Finding) -> bool:
+    """A value that could not be read is neither wrong nor missing once more."""
+    if finding.code != "PP106":
+        return finding.path in source.unusable
+    return any(path[: len(finding.path)] == finding.path for path in source.unusable)
 
 
 def _placed(source: Source, finding: Finding) -> RulesProblem:

@@ -30,7 +30,8 @@ _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _DECIMAL = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?")
 _NOTHING = ("", "~", "null", "Null", "NULL")
 _TRUTHS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
+# Compiled only where a file holds more than ASCII text.
+_FORBIDDEN = "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]"
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ def decode(content: bytes, file: str) -> str:
         line = content.count(b"\n", 0, error.start) + 1
         message = f"the file is not UTF-8 text: byte 0x{content[error.start]:02x} in line {line}; save it as UTF-8"
         raise _refused("PP100", message, file) from None
-    strange = _FORBIDDEN.search(text)
+    is_plain = text.isascii() and text.replace("\n", "").replace("\r", "").replace("\t", "").isprintable()
+    strange = None if is_plain else re.search(_FORBIDDEN, text)
     if strange:
         line = text.count("\n", 0, strange.start()) + 1
         column = strange.start() - text.rfind("\n", 0, strange.start())
@@ -140,6 +142,7 @@ class _Reader:
             self._report("PP113", "anchors and aliases are not part of a rules file; write it out", event)
         if event.tag:
             self._report("PP113", f"tags such as {shown(event.tag)} are not part of a rules file; remove it", event)
+            self.source.unusable.add(path)
         if isinstance(event, yaml.MappingStartEvent):
             return self._mapping(path, depth)
         if isinstance(event, yaml.SequenceStartEvent):
