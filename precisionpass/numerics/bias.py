@@ -96,9 +96,7 @@ def exact(case: Case) -> Exact:
     slope = wide.upstream @ wide.v.transpose(-1, -2)
     slope = probabilities * (slope - (probabilities * slope).sum(-1, keepdim=True))
     dq = SCALE * slope @ wide.k
-    return Exact(
-        probabilities, scores, row_max, output, scores.logsumexp(-1), dq, probabilities @ wide.v.abs(), dead
-    )
+    return Exact(probabilities, scores, row_max, output, scores.logsumexp(-1), dq, probabilities @ wide.v.abs(), dead)
 
 
 def measure(case: Case, outcome: Outcome, oracle: Exact | None = None) -> Measured:

@@ -21,5 +21,5 @@ def clip_gradient(gradient: Tensor, kind: str, bound: float, on_nonfinite: str) 
         clean = clean.clamp(-bound, bound)
     if kind == "norm":
         norm = torch.linalg.vector_norm(clean, dtype=torch.promote_types(clean.dtype, torch.float32))
-        clean = clean * (bound / norm.clamp(min=bound)).to(clean.dtype)
+        clean = (clean.to(norm.dtype) * (bound / norm.clamp(min=bound))).to(clean.dtype)
     return clean if on_nonfinite == "zero" else torch.where(finite, clean, gradient)

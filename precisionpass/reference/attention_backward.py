@@ -51,7 +51,7 @@ def backward(
         sink = 0.0 if arguments.sinks is None else torch.exp(block.of(arguments.sinks).to(statistics) - lse)
         delta = _delta(gradients, arguments, saved, block, upstream, weights, slope, extra, sink)
         slope.sub_(delta).mul_(weights)
-        if arguments.dead_rows == "nan":
+        if not bool(delta.isfinite().all()):
             _zero_excluded(arguments, slope, block)
         if totals.bias is not None:
             block.add_to(totals.bias, slope)
@@ -124,7 +124,7 @@ def _delta(
 
 
 def _zero_excluded(arguments: AttentionArguments, slope: Tensor, block: Block) -> None:
-    """A key that a mask excludes gets an exact zero even in a row of NaN, as ``masked_fill`` gives in eager."""
+    """A key that a mask excludes gets an exact zero, also where 0 * inf is NaN, as ``masked_fill`` gives in eager."""
     if arguments.mask is not None:
         slope.masked_fill_(block.of(arguments.mask).logical_not(), 0.0)
     exclude(arguments, slope, block, 0.0)

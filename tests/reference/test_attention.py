@@ -82,18 +82,20 @@ def test_caps_come_before_the_bias(dtype, settings, truth):
 
 SCORES = {
     "s * t0 + t1": lambda s, t0, t1: s * t0 + t1,
-    "where(i - j < 4, s, -inf) - t0 * (i - j) + t1": lambda s, t0, t1: torch.where(
-        torch.arange(9.0)[:, None] - torch.arange(11.0) < 4, s, -torch.inf
-    )
-    - t0 * (torch.arange(9.0)[:, None] - torch.arange(11.0))
-    + t1,
+    "where(i - j < 4, s, -inf) - t0 * (i - j) + t1": lambda s, t0, t1: (
+        torch.where(torch.arange(9.0)[:, None] - torch.arange(11.0) < 4, s, -torch.inf)
+        - t0 * (torch.arange(9.0)[:, None] - torch.arange(11.0))
+        + t1
+    ),
     "1.5 * tanh(s / 1.5) + max(t0, t1)": lambda s, t0, t1: 1.5 * torch.tanh(s / 1.5) + torch.maximum(t0, t1),
     "clamp(s, -1, t0 + 2) * exp(t1 / 4)": lambda s, t0, t1: torch.minimum(s.clamp(min=-1), t0 + 2) * torch.exp(t1 / 4),
     "t0 + t1": lambda s, t0, t1: (t0 + t1).expand(s.shape) + 0 * s,
-    "s + h * 0.1 + b + t0 * 0 * t1": lambda s, t0, t1: s
-    + torch.arange(4, dtype=FP64)[:, None, None] * 0.1
-    + torch.arange(2, dtype=FP64)[:, None, None, None]
-    + t0 * 0 * t1,
+    "s + h * 0.1 + b + t0 * 0 * t1": lambda s, t0, t1: (
+        s
+        + torch.arange(4, dtype=FP64)[:, None, None] * 0.1
+        + torch.arange(2, dtype=FP64)[:, None, None, None]
+        + t0 * 0 * t1
+    ),
 }
 
 
@@ -122,7 +124,13 @@ def test_a_boolean_score_input():
 def test_gradients_through_output_lse_and_probabilities_under_dropout(dtype, kind, place, delta):
     seed = torch.tensor([1234])
     kept = keep_mask(seed, 0.3, torch.arange(2 * 4 * 9 * 11).view(2, 4, 9, 11))
-    settings = {"dropout_p": 0.3, "probabilities": kind, "delta": delta, "save_residual": True, "causal": "bottom_right"}
+    settings = {
+        "dropout_p": 0.3,
+        "probabilities": kind,
+        "delta": delta,
+        "save_residual": True,
+        "causal": "bottom_right",
+    }
     seen = band(9, 11, "bottom_right", -1, -1)
     compare(
         lambda q, k, v, sinks: attention(q, k, v, None, None, sinks, None, seed, **settings),
@@ -149,7 +157,9 @@ def test_the_settings_of_the_arithmetic_agree_to_the_format(normaliser, delta, s
     q, k, v = draw(torch.bfloat16, (2, 4, 33, 16), (2, 2, 33, 16), (2, 2, 33, 16))
     k[:, :, 1] = k[:, :, 0]
     compare(
-        lambda q, k, v: attention(q, k, v, scale=0.25, **settings), lambda q, k, v: eager(q, k, v, scale=0.25), [q, k, v]
+        lambda q, k, v: attention(q, k, v, scale=0.25, **settings),
+        lambda q, k, v: eager(q, k, v, scale=0.25),
+        [q, k, v],
     )
 
 

@@ -41,7 +41,8 @@ def test_values_and_gradients(name, dtype, dims, parameters):
     x = torch.randn(6, 40, 5, generator=generator).to(dtype).transpose(1, 2).requires_grad_()
     shape = x.shape[3 - dims :]
     parts = [
-        None if kind is None else torch.randn(shape, generator=generator).to(kind).requires_grad_() for kind in parameters
+        None if kind is None else torch.randn(shape, generator=generator).to(kind).requires_grad_()
+        for kind in parameters
     ]
     wide = [None if part is None else part.detach().double().requires_grad_() for part in (x, *parts)]
     result, truth = op(x, *parts, dims, 1e-5), exact(*wide, shape, 1e-5)
