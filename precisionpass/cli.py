@@ -9,6 +9,7 @@ Imports stand inside the commands here, and only here: `check` must answer witho
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import dataclasses
 import gc
@@ -21,6 +22,7 @@ from typing import Any
 from precisionpass.errors import PrecisionPassError, RulesError
 
 FINE, EXPECTATION_FAILED, BAD_INPUT, DEFECT = 0, 1, 2, 3
+_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,12 +78,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(options: argparse.Namespace) -> int:
-    _be_quick()
+    with _quickly():
+        return _check_all(options.rules)
+
+
+def _check_all(names: Sequence[str]) -> int:
     from precisionpass.rules.load import load
 
-    gc.freeze()  # nor is anything collected at the end
     status = FINE
-    for name in options.rules:
+    for name in names:
         try:
             rules = load(name)
         except RulesError as error:
@@ -172,7 +177,19 @@ def _progress(what: str) -> Iterator[None]:
         yield
 
 
-def _be_quick() -> None:
-    """Two things that only a process which checks and ends may do: no collecting, no search for pydantic's plugins."""
+@contextlib.contextmanager
+def _quickly() -> Iterator[None]:
+    """Without what a short command can do without: collecting garbage, now and at exit, and pydantic's plugins."""
+    atexit.register(gc.freeze)
+    was_collecting, plugins = gc.isenabled(), os.environ.get(_PLUGINS)
     gc.disable()
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    os.environ[_PLUGINS] = "__all__"
+    try:
+        yield
+    finally:
+        if was_collecting:
+            gc.enable()
+        if plugins is None:
+            del os.environ[_PLUGINS]
+        else:
+            os.environ[_PLUGINS] = plugins

@@ -75,10 +75,11 @@ def load_model(path: Path, name: str) -> dict[str, Any]:
 
 
 def _run_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = path.stem if path.stem not in sys.modules else f"{path.stem}_to_explain"  # a file may be called torch.py
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses and pickles of the file look themselves up there
+    sys.modules[name] = module  # dataclasses and pickles of the file look themselves up there
     sys.path.insert(0, str(path.absolute().parent))
     with _users_code(path, f"{path.name} failed while it was loaded", "PP123"):
         spec.loader.exec_module(module)

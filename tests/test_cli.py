@@ -1,6 +1,7 @@
 """The command line as a stranger uses it: what is printed where, the exit status, and how fast `check` answers."""
 
 import dataclasses
+import gc
 import io
 import json
 import os
@@ -188,6 +189,13 @@ def test_check(tmp_path, monkeypatch, capsys):
         "bad.yaml: 2 problems\n"
         'PP100 the file "no.yaml" cannot be read: it does not exist\nno.yaml: 1 problem\n'
     )
+
+
+def test_check_leaves_the_process_as_it_was(capsys):
+    environment = dict(os.environ)
+    assert cli.main(["check", "stable-bf16"]) == 0
+    assert gc.isenabled()
+    assert dict(os.environ) == environment
 
 
 def test_show(capsys):

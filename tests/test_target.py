@@ -1,5 +1,6 @@
 """FILE.py:FACTORY: what it may give, and one screen for everything that can be wrong with it."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -78,6 +79,12 @@ def test_what_a_factory_may_give():
     given = loaded("my_model.py:with_kwargs")
     assert (type(given["model"]).__name__, given["args"], given["kwargs"]) == ("Model", [1], {"mask": None})
     assert type(loaded("my_model.py:Model")["model"]).__name__ == "Model"
+
+
+def test_a_file_may_have_the_name_of_a_loaded_module(folder):
+    (folder / "json.py").write_text(MODELS)
+    assert list(loaded("json.py:plain")) == ["model"]
+    assert sys.modules["json"] is json
 
 
 def test_a_file_may_import_what_lies_beside_it_and_have_dataclasses(folder):

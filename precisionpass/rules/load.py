@@ -38,7 +38,8 @@ class _Loaded:
 def load(source: RulesSource) -> RuleSet:
     """Load rules.
 
-    source: the name of a preset, a path that ends in .yaml or .yml, a list of Rule, or a RuleSet (returned as it is).
+    source: the name of a preset, a path (with a slash, or ending in .yaml or .yml), a list of Rule, or a RuleSet, which
+    is returned as it is.
     Raises RulesError with every problem found; TypeError for anything else.
     """
     if isinstance(source, RuleSet):

@@ -21,16 +21,17 @@ from precisionpass.rules.nearest import or_list
 from precisionpass.rules.pattern import PatternError, check_pattern, matches
 from precisionpass.rules.settings import Apply, belongs_to, changes_numbers, contradiction
 
-VERSION = 1
 MOST_RULES = 1000
 
 OnTrouble = Literal["warn", "error", "keep"]
 
 
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
 def _one_or_many(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(value)
-    return value if isinstance(value, tuple) else (value,)
+    return _as_tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
 def _show_one_or_many(schema: dict[str, Any]) -> None:
@@ -56,6 +57,7 @@ def _checked_condition(text: str) -> str:
 
 
 Op = Literal["attention", "softmax", "log_softmax", "layer_norm", "rms_norm"]
+Many = BeforeValidator(_as_tuple)
 OneOrMany = BeforeValidator(_one_or_many)
 Pattern = Annotated[str, AfterValidator(_checked_pattern)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")]
@@ -221,10 +223,10 @@ class RulesFile(Checked):
         description="Presets by name, or files relative to this one; their rules follow.",
         json_schema_extra=_show_one_or_many,
     )
-    rules: Annotated[tuple[Rule, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)] = Field(
+    rules: Annotated[tuple[Rule, ...], Many] = Field(
         default=(), max_length=MOST_RULES, description="The rules, strongest first."
     )
-    expect: Annotated[tuple[Expect, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)] = Field(
+    expect: Annotated[tuple[Expect, ...], Many] = Field(
         default=(), max_length=MOST_RULES, description="Site counts that must hold; exit status 1 where one does not."
     )
     on_unmatched: OnTrouble | None = Field(

@@ -17,14 +17,13 @@ def schema_text() -> str:
 
 
 def _tidy(part: Any) -> Any:
-    """Without the titles pydantic makes up and without the null that an absent key is in Python."""
+    """Without the titles pydantic makes up, and without the null or empty list that an absent key is in Python."""
     if isinstance(part, list):
         return [_tidy(one) for one in part]
     if not isinstance(part, dict):
         return part
-    is_properties = "type" not in part or isinstance(part["type"], dict)
     tidy = {key: _tidy(value) for key, value in part.items() if key != "title" or not isinstance(value, str)}
-    if tidy.get("default", 0) is None or (tidy.get("default") == [] and is_properties):
+    if tidy.get("default", 0) in (None, []):
         del tidy["default"]
     options = tidy.get("anyOf")
     if isinstance(options, list) and {"type": "null"} in options:
