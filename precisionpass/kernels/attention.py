@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from precisionpass.ops.arguments import AttentionArguments, Gradients, Saved
 
 WIDEST = 256
+ROWS_PADDED = 128
 ROWS_AT_A_TIME = 32
 
 
@@ -61,6 +62,7 @@ def forward(arguments: AttentionArguments) -> tuple[Tensor, Tensor, Tensor, Tens
             tile,
             rounded_normaliser=arguments.normaliser == "rounded",
             ones_width=tile.ones_width,
+            precise_log_sum=not arguments.keeps_residual or plan.width >= tuning.PRECISE_LOG_SUM,
             residual=arguments.keeps_residual,
             sinks=arguments.sinks is not None,
             row_max=arguments.return_max_logits,
@@ -118,16 +120,20 @@ def backward(
             _launch_query(plan, upstream, rows, dq)
         if needs_bias:
             dbias = _bias_gradient(plan, upstream, rows)
-        dsinks = _sinks_gradient(arguments, saved, rows.delta) if needs_sinks else nothing
+        dsinks = _sinks_gradient(arguments, saved, rows.delta[:, :, : plan.query_count]) if needs_sinks else nothing
     empty = [tensor.new_empty(0) for tensor in arguments.score_inputs]
     return dq, dk if needs_k else nothing, dv if needs_v else nothing, dbias, dsinks, empty
 
 
 class _Rows:
-    """FP32 [B, H, Sq] statistics that every kernel of the backward reads, and which heads hold a dead row."""
+    """FP32 statistics of each row that every kernel of the backward reads, and which heads hold a dead row.
+
+    [B, H, Sq padded to a multiple of the longest tile]: kernels load whole, aligned tiles and test for no end.
+    """
 
     def __init__(self, plan: Plan) -> None:
-        shape = (plan.batch, plan.heads, plan.query_count)
+        self.padded_count = -(-plan.query_count // ROWS_PADDED) * ROWS_PADDED
+        shape = (plan.batch, plan.heads, self.padded_count)
         device = plan.arguments.q.device
         self.delta = torch.empty(shape, dtype=torch.float32, device=device)
         self.shift = torch.empty_like(self.delta)
@@ -143,9 +149,10 @@ def _rows(plan: Plan, gradients: Gradients, saved: Saved, upstream: Tensor) -> _
     lse_gradient = gradients.lse.to(torch.float32).contiguous() if gradients.lse is not None else None
     tile = tuning.Tile(ROWS_AT_A_TIME, ROWS_AT_A_TIME, 4, 1)
     launch(
-        prepare_rows, plan.query_programs(ROWS_AT_A_TIME), tile,
+        prepare_rows, rows.padded_count // ROWS_AT_A_TIME * plan.batch * plan.heads, tile,
         saved.output, saved.residual if residual else None, strides_of(saved.output), upstream, strides_of(upstream),
-        saved.lse, lse_gradient, rows.delta, rows.shift, rows.dead_heads, plan.heads, plan.query_count,
+        saved.lse, lse_gradient, rows.delta, rows.shift, rows.correction, rows.padded_count, rows.dead_heads,
+        plan.heads, plan.query_count,
         VARIANT=plan.variant_for(tile, residual=residual), ROWS=ROWS_AT_A_TIME,
         HAS_LOG_SUM_GRADIENT=lse_gradient is not None, WANTS_DELTA=not recompute,
     )  # fmt: skip
@@ -155,7 +162,7 @@ def _rows(plan: Plan, gradients: Gradients, saved: Saved, upstream: Tensor) -> _
         launch(
             revisit_rows, plan.query_programs(tile.query_block), tile,
             *inputs, arguments.sinks, strides_of(arguments.sinks), arguments.seed, *gradient, lse_gradient,
-            rows.delta, rows.shift, rows.correction, *plan.sizes(),
+            rows.delta, rows.shift, rows.correction, rows.padded_count, *plan.sizes(),
             VARIANT=plan.variant_for(tile, sinks=arguments.sinks is not None),
             QUERY_BLOCK=tile.query_block, KEY_BLOCK=tile.key_block,
             WANTS_DELTA=recompute, HAS_LOG_SUM_GRADIENT=lse_gradient is not None,
@@ -168,7 +175,7 @@ def _launch_key_value(plan: Plan, upstream: Tensor, rows: _Rows, dk: Tensor, dv:
     launch(
         key_value_gradients, plan.key_programs(tile.key_block), tile,
         *plan.inputs(tile), plan.arguments.seed, *plan.tiled(upstream, tile.query_block, plan.value_width),
-        rows.shift, rows.delta, rows.correction, rows.dead_heads,
+        rows.shift, rows.delta, rows.correction, rows.padded_count, rows.dead_heads,
         *plan.tiled(dk, tile.key_block, plan.width), *plan.tiled(dv, tile.key_block, plan.value_width), *plan.sizes(),
         VARIANT=plan.variant_for(tile), QUERY_BLOCK=tile.query_block, KEY_BLOCK=tile.key_block,
     )  # fmt: skip
@@ -179,7 +186,8 @@ def _launch_query(plan: Plan, upstream: Tensor, rows: _Rows, dq: Tensor) -> None
     launch(
         query_gradients, plan.query_programs(tile.query_block), tile,
         *plan.inputs(tile), plan.arguments.seed, *plan.tiled(upstream, tile.query_block, plan.value_width),
-        rows.shift, rows.delta, rows.correction, *plan.tiled(dq, tile.query_block, plan.width), *plan.sizes(),
+        rows.shift, rows.delta, rows.correction, rows.padded_count,
+        *plan.tiled(dq, tile.query_block, plan.width), *plan.sizes(),
         VARIANT=plan.variant_for(tile), QUERY_BLOCK=tile.query_block, KEY_BLOCK=tile.key_block,
     )  # fmt: skip
 
@@ -195,7 +203,7 @@ def _bias_gradient(plan: Plan, upstream: Tensor, rows: _Rows) -> Tensor:
     launch(
         bias_gradients, planes * own_rows * own_keys, tile,
         *plan.inputs(tile), plan.arguments.seed, *plan.tiled(upstream, tile.query_block, plan.value_width),
-        rows.shift, rows.delta, rows.correction, total, *plan.sizes(), heads, *spans,
+        rows.shift, rows.delta, rows.correction, rows.padded_count, total, *plan.sizes(), heads, *spans,
         VARIANT=plan.variant_for(tile), QUERY_BLOCK=tile.query_block, KEY_BLOCK=tile.key_block,
     )  # fmt: skip
     return total.to(bias.dtype)

@@ -15,14 +15,16 @@ from precisionpass.kernels.gradients import probabilities_and_gradient, product_
 from precisionpass.kernels.masks import key_range, query_range
 from precisionpass.kernels.tiles import load_tile, store_tile
 
+# `padded_count`, the rows of the statistics, is specialised: a multiple of 128, so that their loads are wide.
 LENGTHS = ["heads", "group", "query_count", "key_count", "left", "right", "diagonal"]
 
 
 @triton.jit
 def gather_rows(
     key_sum, value_sum, key_tile, value_tile, query_start, key_index,
-    query, query_strides, output_gradient, gradient_strides, shift, delta, correction, bias, bias_strides,
-    mask, mask_strides, seed, batch, head, batch_head, query_count, key_count, left, right, diagonal, numbers,
+    query, query_strides, output_gradient, gradient_strides, shift, delta, correction, padded_count,
+    bias, bias_strides, mask, mask_strides, seed, batch, head, batch_head,
+    query_count, key_count, left, right, diagonal, numbers,
     VARIANT: tl.constexpr, QUERY_BLOCK: tl.constexpr, CHECK: tl.constexpr,
 ):  # fmt: skip
     """Add what QUERY_BLOCK rows from `query_start` on give to dK and dV of one key block."""
@@ -31,17 +33,16 @@ def gather_rows(
         QUERY_BLOCK, VARIANT.head_dim, VARIANT.width, VARIANT.descriptors, not VARIANT.whole_queries,
     )  # fmt: skip
     query_index = query_start + tl.arange(0, QUERY_BLOCK)
-    inside = query_index < query_count
-    statistics = batch_head.to(tl.int64) * query_count + query_index
-    row_shift = tl.load(shift + statistics, mask=inside, other=float("inf"))
+    statistics = batch_head.to(tl.int64) * padded_count + query_index
+    row_shift = tl.load(shift + statistics)
     gradient_tile = load_tile(
         output_gradient, gradient_strides, batch, head, query_start, query_count,
         QUERY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.descriptors, not VARIANT.whole_queries,
     )  # fmt: skip
-    row_delta = tl.load(delta + statistics, mask=inside, other=0.0)
+    row_delta = tl.load(delta + statistics)
     row_correction = row_delta
     if VARIANT.bias:
-        row_correction = tl.load(correction + statistics, mask=inside, other=0.0)
+        row_correction = tl.load(correction + statistics)
     product, probabilities, kept, gradient, allowed = probabilities_and_gradient(
         key_tile, tl.trans(query_tile), value_tile, tl.trans(gradient_tile),
         query_index[None, :], key_index[:, None], row_shift[None, :], row_correction[None, :],
@@ -64,7 +65,7 @@ def gather_rows(
 @triton.jit(do_not_specialize=LENGTHS)
 def key_value_gradients(
     query, query_strides, key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, seed,
-    output_gradient, gradient_strides, shift, delta, correction, dead_heads,
+    output_gradient, gradient_strides, shift, delta, correction, padded_count, dead_heads,
     key_gradient, key_gradient_strides, value_gradient, value_gradient_strides,
     heads, group, query_count, key_count, left, right, diagonal, numbers,
     VARIANT: tl.constexpr, QUERY_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr,
@@ -107,14 +108,14 @@ def key_value_gradients(
             for query_start in tl.range(start, whole_start, QUERY_BLOCK):
                 key_sum, value_sum = gather_rows(
                     key_sum, value_sum, key_tile, value_tile, query_start, key_index,
-                    query, query_strides, output_gradient, gradient_strides, shift, delta, correction,
+                    query, query_strides, output_gradient, gradient_strides, shift, delta, correction, padded_count,
                     head_bias, bias_strides, head_mask, mask_strides, dropout_seed, batch, head, batch_head,
                     query_count, key_count, left, right, diagonal, numbers, VARIANT, QUERY_BLOCK, True,
                 )  # fmt: skip
         for query_start in tl.range(whole_start, whole_end, QUERY_BLOCK):
             key_sum, value_sum = gather_rows(
                 key_sum, value_sum, key_tile, value_tile, query_start, key_index,
-                query, query_strides, output_gradient, gradient_strides, shift, delta, correction,
+                query, query_strides, output_gradient, gradient_strides, shift, delta, correction, padded_count,
                 head_bias, bias_strides, head_mask, mask_strides, dropout_seed, batch, head, batch_head,
                 query_count, key_count, left, right, diagonal, numbers, VARIANT, QUERY_BLOCK, False,
             )  # fmt: skip
@@ -122,7 +123,7 @@ def key_value_gradients(
             for query_start in tl.range(whole_end, end, QUERY_BLOCK):
                 key_sum, value_sum = gather_rows(
                     key_sum, value_sum, key_tile, value_tile, query_start, key_index,
-                    query, query_strides, output_gradient, gradient_strides, shift, delta, correction,
+                    query, query_strides, output_gradient, gradient_strides, shift, delta, correction, padded_count,
                     head_bias, bias_strides, head_mask, mask_strides, dropout_seed, batch, head, batch_head,
                     query_count, key_count, left, right, diagonal, numbers, VARIANT, QUERY_BLOCK, True,
                 )  # fmt: skip
@@ -177,7 +178,8 @@ def gather_keys(
 @triton.jit(do_not_specialize=LENGTHS)
 def query_gradients(
     query, query_strides, key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, seed,
-    output_gradient, gradient_strides, shift, delta, correction, query_gradient, query_gradient_strides,
+    output_gradient, gradient_strides, shift, delta, correction, padded_count,
+    query_gradient, query_gradient_strides,
     heads, group, query_count, key_count, left, right, diagonal, numbers,
     VARIANT: tl.constexpr, QUERY_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -195,8 +197,7 @@ def query_gradients(
         key_head = head // group
     query_start = block * QUERY_BLOCK
     query_index = query_start + tl.arange(0, QUERY_BLOCK)
-    inside = query_index < query_count
-    statistics = batch_head.to(tl.int64) * query_count + query_index
+    statistics = batch_head.to(tl.int64) * padded_count + query_index
     if VARIANT.bias:
         bias += batch.to(tl.int64) * bias_strides.batch + head.to(tl.int64) * bias_strides.head
     if VARIANT.mask:
@@ -212,11 +213,11 @@ def query_gradients(
         output_gradient, gradient_strides, batch, head, query_start, query_count,
         QUERY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.descriptors, not VARIANT.whole_queries,
     )  # fmt: skip
-    row_shift = tl.load(shift + statistics, mask=inside, other=float("inf"))
-    row_delta = tl.load(delta + statistics, mask=inside, other=0.0)
+    row_shift = tl.load(shift + statistics)
+    row_delta = tl.load(delta + statistics)
     row_correction = row_delta
     if VARIANT.bias:
-        row_correction = tl.load(correction + statistics, mask=inside, other=0.0)
+        row_correction = tl.load(correction + statistics)
     query_sum = tl.zeros([QUERY_BLOCK, WIDTH], tl.float32)
     start, whole_start, whole_end, end = key_range(
         query_start, key_count, left, right, diagonal, QUERY_BLOCK, KEY_BLOCK, VARIANT

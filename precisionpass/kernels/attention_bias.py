@@ -15,7 +15,7 @@ LENGTHS = [
 @triton.jit(do_not_specialize=LENGTHS)
 def bias_gradients(
     query, query_strides, key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, seed,
-    output_gradient, gradient_strides, shift, delta, correction, bias_gradient,
+    output_gradient, gradient_strides, shift, delta, correction, padded_count, bias_gradient,
     heads, group, query_count, key_count, left, right, diagonal, numbers, bias_heads, batch_span, head_span,
     VARIANT: tl.constexpr, QUERY_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -57,11 +57,10 @@ def bias_gradients(
         for row_tile in range(first_row, last_row):
             query_start = row_tile * QUERY_BLOCK
             query_index = query_start + tl.arange(0, QUERY_BLOCK)
-            inside = query_index < query_count
-            statistics = batch_head.to(tl.int64) * query_count + query_index
-            row_shift = tl.load(shift + statistics, mask=inside, other=float("inf"))
-            row_delta = tl.load(delta + statistics, mask=inside, other=0.0)
-            row_correction = tl.load(correction + statistics, mask=inside, other=0.0)
+            statistics = batch_head.to(tl.int64) * padded_count + query_index
+            row_shift = tl.load(shift + statistics)
+            row_delta = tl.load(delta + statistics)
+            row_correction = tl.load(correction + statistics)
             query_tile = load_tile(
                 query, query_strides, batch, head, query_start, query_count,
                 QUERY_BLOCK, VARIANT.head_dim, VARIANT.width, VARIANT.descriptors, True,

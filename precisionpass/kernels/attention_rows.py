@@ -21,21 +21,25 @@ PRECISE_LOG_SUM = tl.constexpr(256.0)  # above it the spacing of FP32 passes 1e-
 @triton.jit(do_not_specialize=["heads", "query_count"])
 def prepare_rows(
     output, residual, output_strides, output_gradient, gradient_strides, log_sum_exp, log_sum_gradient,
-    delta, shift, dead_heads, heads, query_count, VARIANT: tl.constexpr, ROWS: tl.constexpr,
+    delta, shift, correction, padded_count, dead_heads, heads, query_count, VARIANT: tl.constexpr, ROWS: tl.constexpr,
     HAS_LOG_SUM_GRADIENT: tl.constexpr, WANTS_DELTA: tl.constexpr,
 ):  # fmt: skip
-    """delta and shift for ROWS rows of one head. `shift` is +inf on dead rows, so that P is 0 there (NaN by rule)."""
-    blocks = tl.cdiv(query_count, ROWS)
+    """delta and shift for ROWS rows of one head, in memory of `padded_count` rows a head.
+
+    `shift` is +inf on dead rows, so that P is 0 there (NaN by rule), and on the padding: no kernel tests for the end.
+    """
+    blocks = padded_count // ROWS
     batch_head = tl.program_id(0) // blocks
     start = (tl.program_id(0) % blocks) * ROWS
     batch = batch_head // heads
     head = batch_head % heads
     index = start + tl.arange(0, ROWS)
     inside = index < query_count
-    statistics = batch_head.to(tl.int64) * query_count + index
+    unpadded = batch_head.to(tl.int64) * query_count + index
+    statistics = batch_head.to(tl.int64) * padded_count + index
 
-    log_sum = tl.load(log_sum_exp + statistics, mask=inside, other=float("-inf"))
-    dead = (log_sum == float("-inf")) & inside
+    log_sum = tl.load(log_sum_exp + unpadded, mask=inside, other=float("inf"))
+    dead = log_sum == float("-inf")
     if VARIANT.fused_scale:
         scaled = log_sum * LOG2_E
     else:
@@ -45,7 +49,9 @@ def prepare_rows(
         tl.atomic_max(dead_heads + batch_head, tl.max(dead.to(tl.int32), 0))
     else:
         scaled = tl.where(dead, float("inf"), scaled)
-    tl.store(shift + statistics, scaled, mask=inside)
+    tl.store(shift + statistics, scaled)
+    if VARIANT.bias:
+        tl.store(correction + statistics, tl.zeros([ROWS], tl.float32))
 
     if WANTS_DELTA:
         value = load_tile(
@@ -66,15 +72,17 @@ def prepare_rows(
         )  # fmt: skip
         row_delta = tl.sum(precise * gradient.to(tl.float32), 1)
         if HAS_LOG_SUM_GRADIENT:
-            row_delta -= tl.load(log_sum_gradient + statistics, mask=inside, other=0.0)
-        tl.store(delta + statistics, tl.where(dead, 0.0, row_delta), mask=inside)
+            row_delta -= tl.load(log_sum_gradient + unpadded, mask=inside, other=0.0)
+        tl.store(delta + statistics, tl.where(dead, 0.0, row_delta))
+    else:
+        tl.store(delta + statistics, tl.zeros([ROWS], tl.float32))  # finite in the padding too, where P = 0
 
 
 @triton.jit(do_not_specialize=LENGTHS)
 def revisit_rows(
     query, query_strides, key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides,
-    sinks, sinks_strides, seed, output_gradient, gradient_strides, log_sum_gradient, delta, shift, correction,
-    heads, group, query_count, key_count, left, right, diagonal, numbers,
+    sinks, sinks_strides, seed, output_gradient, gradient_strides, log_sum_gradient,
+    delta, shift, correction, padded_count, heads, group, query_count, key_count, left, right, diagonal, numbers,
     VARIANT: tl.constexpr, QUERY_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr,
     WANTS_DELTA: tl.constexpr, HAS_LOG_SUM_GRADIENT: tl.constexpr,
 ):  # fmt: skip
@@ -93,8 +101,8 @@ def revisit_rows(
         key_head = head // group
     query_index = query_start + tl.arange(0, QUERY_BLOCK)
     inside = query_index < query_count
-    statistics = batch_head.to(tl.int64) * query_count + query_index
-    row_shift = tl.load(shift + statistics, mask=inside, other=float("inf"))
+    statistics = batch_head.to(tl.int64) * padded_count + query_index
+    row_shift = tl.load(shift + statistics)
     sizes = tl.where(row_shift == float("inf"), 0.0, tl.abs(row_shift))
     large = (sizes > PRECISE_LOG_SUM) & VARIANT.bias
     weight = tl.zeros([QUERY_BLOCK], tl.float32)
@@ -144,9 +152,10 @@ def revisit_rows(
                 log_sum = row_shift / LOG2_E
             weight += tl.exp2((sink - log_sum) * LOG2_E)
     if VARIANT.bias:
-        tl.store(correction + statistics, tl.where(large & (weight > 0.0), tl.log2(weight), 0.0), mask=inside)
+        tl.store(correction + statistics, tl.where(large & (weight > 0.0), tl.log2(weight), 0.0))
     if WANTS_DELTA:
         row_delta = weighted / tl.where(weight > 0.0, weight, 1.0)
         if HAS_LOG_SUM_GRADIENT:
-            row_delta -= tl.load(log_sum_gradient + statistics, mask=inside, other=0.0)
-        tl.store(delta + statistics, row_delta, mask=inside)
+            unpadded = batch_head.to(tl.int64) * query_count + query_index
+            row_delta -= tl.load(log_sum_gradient + unpadded, mask=inside, other=0.0)
+        tl.store(delta + statistics, row_delta)

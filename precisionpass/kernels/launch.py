@@ -22,7 +22,13 @@ FARTHEST = 1 << 30
 
 def launch(kernel: Any, programs: int, tile: tuning.Tile, *arguments: Any, **constants: Any) -> None:
     """Start `programs` programs on the current stream. No synchronisation, no benchmark: safe in a CUDA graph."""
-    kernel[(programs,)](*arguments, **constants, num_warps=tile.warps, num_stages=tile.stages)
+    kernel[(programs,)](*arguments, **constants, **options_of(tile))
+
+
+def options_of(tile: tuning.Tile) -> dict[str, int]:
+    """Triton's launch options for a tile."""
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    return options | {"maxnreg": tile.registers} if tile.registers else options
 
 
 def padded(width: int) -> int:
@@ -125,9 +131,14 @@ class Plan:
     def tile(self, kernel: str) -> tuning.Tile:
         """The tile of a kernel for this attention."""
         width = max(self.width, self.value_width)
-        dropout = self.variant["dropout"]
         return tuning.tile_for(
-            kernel, self.architecture, width, exact=self.exact, heavy=self.heavy, dropout=dropout
+            kernel,
+            self.architecture,
+            width,
+            exact=self.exact,
+            bounded=self.right is not None,
+            heavy=self.heavy,
+            dropout=self.variant["dropout"],
         )
 
     def variant_for(self, tile: tuning.Tile, **settings: Any) -> Variant:

@@ -88,10 +88,10 @@ def finish(accumulator, row_sum, precise_sum, row_max, sink, numbers, VARIANT: t
         accumulator = accumulator * rescale[:, None]
     dead = row_max == float("-inf")
     empty = row_sum == 0.0
-    output = accumulator / tl.where(empty, 1.0, row_sum)[:, None]
+    factor = 1.0 / tl.where(empty, 1.0, row_sum)
     if VARIANT.dropout:
-        output = output * dropout.keep_scale(numbers.dropout)
-    output = tl.where(dead[:, None], 0.0, output)
+        factor = factor * dropout.keep_scale(numbers.dropout)
+    output = tl.where(dead[:, None], 0.0, accumulator * factor[:, None])
     if VARIANT.dead_rows_nan:
         output = tl.where(empty[:, None], float("nan"), output)
     log_sum = tl.where(empty, float("-inf"), shift + tl.log(precise_sum))

@@ -5,32 +5,41 @@ import triton.language as tl
 
 STEPS = tl.constexpr(254.0)  # not 256: the half unit of a tie must be representable
 SMALLEST = tl.constexpr(1e-35)  # below it the exponent of a unit would leave FP32: no residual
-ROUNDING = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding and subtracting it rounds to the nearest integer
+ROUNDING = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it rounds to an integer, in the low bits of the sum
+EXPONENT = tl.constexpr(0x7F800000)
+BF16_INVERSE = tl.constexpr(-2105540608)  # (254 + 7) << 23 in 32 bits: less a value's exponent, that of 1 / ulp
 
 
 @triton.jit
-def unit_in_last_place(rounded):
-    """The distance between neighbours of a BF16 or FP16 value, in FP32."""
+def unit_exponent(rounded):
+    """The exponent, in FP32's bits, of the distance between neighbours of a BF16 or FP16 value."""
     exponent = (rounded.to(tl.float32).to(tl.int32, bitcast=True) >> 23) & 255
     if rounded.dtype == tl.float16:
         exponent = tl.maximum(exponent, 127 - 14) - 10
     else:
         exponent = tl.maximum(exponent - 7, 1)
-    return (exponent << 23).to(tl.float32, bitcast=True)
+    return exponent
 
 
 @triton.jit
 def encode(precise, rounded):
     """int8(round((precise - rounded) / ulp(rounded) * 254)); 0 where a BF16 is tiny, or a value is not finite."""
-    steps = (precise - rounded.to(tl.float32)) / unit_in_last_place(rounded) * STEPS
-    usable = tl.abs(steps) <= 127.5
+    wide = rounded.to(tl.float32)
     if rounded.dtype == tl.bfloat16:
-        usable = usable & (tl.abs(rounded.to(tl.float32)) >= SMALLEST)
-    steps = tl.where(usable, steps, 0.0)
-    return ((steps + ROUNDING) - ROUNDING).to(tl.int8)
+        per_unit = (BF16_INVERSE - (wide.to(tl.int32, bitcast=True) & EXPONENT)).to(tl.float32, bitcast=True)
+        units = (precise - wide) * per_unit  # a power of two: exact
+        usable = (tl.abs(units) <= 0.5) & (tl.abs(wide) >= SMALLEST)
+    else:
+        per_unit = ((254 - unit_exponent(rounded)) << 23).to(tl.float32, bitcast=True)
+        units = (precise - wide) * per_unit
+        usable = tl.abs(units) <= 0.5
+    # Few instructions on purpose: this is paid once for each output, a twentieth of a short causal row's work.
+    steps = tl.where(usable, units * STEPS + ROUNDING, ROUNDING)
+    return steps.to(tl.int32, bitcast=True).to(tl.int8)
 
 
 @triton.jit
 def decode(rounded, steps):
     """The FP32 value that `encode` saw, to a 508th of a unit in the last place."""
-    return rounded.to(tl.float32) + steps.to(tl.float32) * unit_in_last_place(rounded) * (1.0 / STEPS)
+    unit = (unit_exponent(rounded) << 23).to(tl.float32, bitcast=True)
+    return rounded.to(tl.float32) + steps.to(tl.float32) * unit * (1.0 / STEPS)

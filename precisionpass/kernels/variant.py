@@ -15,7 +15,8 @@ class Variant:
     right_bound, left_bound: keys after (causal, window) or before (window) a row's diagonal are excluded.
     fused_scale:         the scale multiplies inside the exponent; only where nothing stands between Q K^T and softmax.
     rounded_normaliser:  the row sum adds the 16-bit P that multiplies V (NUMERICS 3), by a product with ones.
-    precise_log_sum:     the log-sum-exp comes from a sum of the unrounded P beside it, not from the rounded sum.
+    precise_log_sum:     the log-sum-exp comes from a sum of the unrounded P beside it, not from the rounded sum, which
+                         moves it by up to 2^-8: one factor for a row of P in the backward, where it cancels.
     ones_width:          columns of ones in that product.
     exact:               FP32 inputs: products in full FP32, P is never rounded.
     """

