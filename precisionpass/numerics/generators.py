@@ -20,7 +20,7 @@ SCALE = WIDTH**-0.5
 
 @dataclass(frozen=True)
 class Case:
-    """One attention and its upstream gradient: q, k, v, dO [sequences, 1, 128, 64]; mask bool or None, True = may attend.
+    """One attention and its upstream gradient: q, k, v, dO [sequences, 1, 128, 64]; mask: bool, True = may attend.
 
     ``x`` [sequences, 128, 64] FP32 is the layer input that a gradient of W_Q would be taken with.
     """
@@ -118,7 +118,7 @@ def padding(seed: int, step: int = 0, sequences: int = 32) -> Case:
 
 
 def large_scores(seed: int, step: int = 0, sequences: int = 32, m: float = 50.0, sign: int = 1) -> Case:
-    """G6 (sign 1, m 50 and 100) and G7 (sign -1, m 25 and 100, causal): scores spread over 4 below +-m, keys 0 and 1 equal."""
+    """G6 (sign 1, m 50 and 100) and G7 (sign -1, m 25 and 100, causal): scores up to 4 below +-m, keys 0 = 1."""
     source = _Source(seed, step, sequences)
     size = (8 * m) ** 0.5
     query = size * source.direction + 0.5 * source.orthogonal()

@@ -15,6 +15,9 @@ from precisionpass.reference.scores import exclude, logits, logits_backward, raw
 if TYPE_CHECKING:
     from precisionpass.ops.arguments import AttentionArguments, Gradients, Saved
 
+PRECISE_LSE = 256.0
+"""Above it FP32's spacing of the lse passes 1.5e-5, which would be a relative error of P."""
+
 
 def backward(
     gradients: Gradients, arguments: AttentionArguments, saved: Saved
@@ -33,6 +36,8 @@ def backward(
         lse = saved.lse[block.batch, block.heads, block.rows].unsqueeze(-1)
         dead = lse == -torch.inf
         weights = scores.sub_(lse.masked_fill(dead, torch.inf)).exp_()
+        sink = 0.0 if arguments.sinks is None else torch.exp(block.of(arguments.sinks).to(statistics) - lse)
+        weights, sink = _normalised(weights, sink, lse)
         if arguments.dead_rows == "nan":
             weights.masked_fill_(dead, torch.nan)
         kept = dropout_mask(arguments, block)
@@ -48,7 +53,6 @@ def backward(
         extra = _probability_gradient(gradients, arguments, block, kept)
         if extra is not None:
             slope.add_(extra)
-        sink = 0.0 if arguments.sinks is None else torch.exp(block.of(arguments.sinks).to(statistics) - lse)
         delta = _delta(gradients, arguments, saved, block, upstream, weights, slope, extra, sink)
         slope.sub_(delta).mul_(weights)
         if not bool(delta.isfinite().all()):
@@ -63,6 +67,18 @@ def backward(
             slope.copy_(slope.to(arguments.q.dtype))
         totals.add_query_and_key(slope, query, key, block)
     return totals.results()
+
+
+def _normalised(weights: Tensor, sink: Tensor | float, lse: Tensor) -> tuple[Tensor, Tensor | float]:
+    """P and the sink's share, divided by their sum in rows whose lse is too large to hold log l (in place).
+
+    In a row whose every key carries a fill of finfo.min or -1e4 the lse is the maximum, and P would sum to their count.
+    """
+    large = (lse.abs() > PRECISE_LSE) & lse.isfinite()
+    if not bool(large.any()):
+        return weights, sink
+    share = (weights.sum(-1, keepdim=True) + sink).masked_fill_(~large, 1.0)
+    return weights.div_(share), sink / share
 
 
 def clipped_upstream(gradients: Gradients, arguments: AttentionArguments, saved: Saved) -> Tensor:

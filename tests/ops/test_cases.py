@@ -45,14 +45,25 @@ def test_2_a_row_that_may_attend_to_nothing(dtype, as_bias):
 
 
 @pytest.mark.parametrize("causal", ["none", "top_left"])
-def test_3_a_mask_row_of_finite_minima_is_an_average(causal):
-    lowest = torch.finfo(torch.float32).min
+@pytest.mark.parametrize("fill", [torch.finfo(torch.float32).min, torch.finfo(torch.bfloat16).min, -1e4])
+@pytest.mark.parametrize("dtype", [torch.float32, *SIXTEEN])
+def test_3_a_mask_row_of_finite_fills_is_an_average(causal, fill, dtype):
+    """Forward and backward, though the lse of such a row is its maximum. At -1e4 a score keeps its first bits."""
     bias = torch.zeros(1, 1, 6, 6)
-    bias[0, 0, 4] = lowest
-    q, k, v = draw(torch.bfloat16, *[(1, 2, 6, 8)] * 3)
-    output = attention(q, k, v, bias, causal=causal)[0]
-    seen = 6 if causal == "none" else 5
-    torch.testing.assert_close(output[:, :, 4].float(), v[:, :, :seen].float().mean(2), rtol=2.0**-8, atol=1e-3)
+    bias[0, 0, 4] = fill
+    allowed = None if causal == "none" else torch.ones(6, 6, dtype=torch.bool).tril()
+    q, k, v = draw(dtype, *[(1, 2, 6, 8)] * 3)
+    if fill < -1e4:
+        output = attention(q, k, v, bias, causal=causal)[0]
+        seen = 6 if causal == "none" else 5
+        torch.testing.assert_close(output[:, :, 4].float(), v[:, :, :seen].float().mean(2), rtol=2.0**-8, atol=1e-3)
+    else:
+        q, k = (part.round() for part in (q, k))
+    compare(
+        lambda q, k, v: attention(q, k, v, bias, causal=causal, save_residual=True),
+        lambda q, k, v: eager(q, k, v, bias.double(), allowed=allowed),
+        [q, k, v],
+    )
 
 
 def test_4_two_finite_minima_that_add_up_to_minus_infinity():

@@ -1,4 +1,4 @@
-"""Under torch.compile the ops give the figures of eager, keep the input's strides and do not compile again per length."""
+"""Under torch.compile the ops give the figures of eager, copy no input and do not compile again per length."""
 
 import pytest
 import torch

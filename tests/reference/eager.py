@@ -37,7 +37,9 @@ def eager(
         scores = torch.cat([scores, sinks.expand(*scores.shape[:3], 1)], -1)
     dead = (scores == -torch.inf).all(-1, keepdim=True)
     safe = scores.masked_fill(dead, 0.0)
-    lse = safe.logsumexp(-1).masked_fill(dead.squeeze(-1), -torch.inf)
+    # Not torch.logsumexp: its gradient, exp(x - lse), sums to more than 1 where x is finfo.min.
+    row_max = safe.detach().amax(-1, keepdim=True) if safe.shape[-1] else safe.new_zeros(*safe.shape[:-1], 1)
+    lse = ((safe - row_max).exp().sum(-1).log() + row_max.squeeze(-1)).masked_fill(dead.squeeze(-1), -torch.inf)
     probabilities = safe.softmax(-1).masked_fill(dead, 0.0)[..., :keys]
     dropped = probabilities if kept is None else probabilities * kept * keep_scale
     return dropped @ v, lse, probabilities, dropped

@@ -13,7 +13,7 @@ VALUES = {
     "i": torch.arange(3.0).view(3, 1),
     "j": torch.arange(4.0),
 }
-S, T, SEEN, I, J = VALUES.values()
+S, T, SEEN, ROW, KEY = VALUES.values()
 
 
 @pytest.mark.parametrize(
@@ -22,9 +22,9 @@ S, T, SEEN, I, J = VALUES.values()
         ("s", S),
         ("s + 1", S + 1),
         ("-s * 2 - t0 / 4", -S * 2 - T / 4),
-        ("where(i - j < 1, s, -inf)", torch.where(I - J < 1, S, torch.tensor(-torch.inf))),
+        ("where(i - j < 1, s, -inf)", torch.where(ROW - KEY < 1, S, torch.tensor(-torch.inf))),
         ("where(t1 and not s > 0, 1, 0)", (SEEN & ~(S > 0)).float()),
-        ("where(j <= i or j == 3, s, 0)", torch.where((J <= I) | (J == 3), S, torch.tensor(0.0))),
+        ("where(j <= i or j == 3, s, 0)", torch.where((KEY <= ROW) | (KEY == 3), S, torch.tensor(0.0))),
         ("min(s, t0) + max(s, 0.5)", torch.minimum(S, T) + S.clamp(min=0.5)),
         ("clamp(s, -1, 1e0)", S.clamp(-1, 1)),
         ("tanh(s) + exp(-s) + abs(s) + sqrt(abs(s)) + log(abs(s) + 1)",
@@ -74,5 +74,5 @@ def test_anything_else_is_refused_by_the_part_that_is_wrong(text, part):
 def test_size_and_depth_are_bounded():
     with pytest.raises(ScoreError, match="characters"):
         parse("s + " * 10_000 + "s")
-    with pytest.raises(ScoreError, match="deep|not an expression"):
+    with pytest.raises(ScoreError, match=r"deep|not an expression"):
         parse("tanh(" * 150 + "s" + ")" * 150)
