@@ -40,7 +40,8 @@ def all_sixteen_bit(case: Case) -> Outcome:
 def _scores(case: Case) -> tuple[Tensor, Tensor]:
     scores = SCALE * case.q.float() @ case.k.float().transpose(-1, -2)
     if case.causal == "top_left":
-        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
+        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(~allowed, -torch.inf)
     return scores, scores.amax(-1, keepdim=True)
 
 

@@ -17,6 +17,17 @@ class AttentionArguments:
     Shapes: ``q`` [B, H, Sq, D], ``k`` [B, Hk, Sk, D], ``v`` [B, Hk, Sk, Dv]; query head h reads key head
     ``h // (H // Hk)``. ``bias``, ``mask`` and the score inputs are 4-D and broadcast to [B, H, Sq, Sk]; ``sinks`` is
     4-D and broadcasts to [B, H, Sq, 1]. Everything has been checked before an implementation sees it.
+
+    The scores: x = score(scale * q.k) in the grammar of precisionpass.score; x = softcap * tanh(x / softcap); x clipped
+    to +-logit_clip_max ("hard", or "tanh" of it); S = x + bias; -inf where mask is False or causality and the window
+    exclude. A sink is one more logit of a row, with a value of zero. Dropout keeps P where
+    ``rand(seed, position) >= dropout_p`` (reference/dropout.py); the normaliser does not see it.
+
+    normaliser: "rounded" divides by the sum of the rounded P that multiplies V, "float32" by that of P. delta:
+    "residual" takes rowsum dO * O from the output before rounding (with save_residual; without one it recomputes),
+    "recompute" takes rowsum(P dP) / rowsum(P), "output" the rounded output. row_max_shift: (beta, limit, tolerance) of
+    reference.attention.bounded_shift. output_clip: O to +-c; no gradient where the output stands at c. grad_clip:
+    ops/clipping.py, after every implementation. dead_rows: what a row that may attend to nothing gives.
     """
 
     q: Tensor

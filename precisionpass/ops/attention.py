@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from precisionpass.ops.arguments import AttentionArguments, Gradients, Saved, heads_last_empty
+from precisionpass.ops.capabilities import DEVICES
 from precisionpass.ops.checks import (
     ArgumentError,
     check_attention_formats,
@@ -75,7 +76,7 @@ def kernels_for(arguments: AttentionArguments) -> ModuleType | None:
     """
     if arguments.implementation == "reference":
         return None
-    kernels = triton_kernels() if arguments.q.is_cuda else None
+    kernels = triton_kernels() if arguments.q.device.type in DEVICES["triton"] else None
     reason = "there is no Triton kernel for this device" if kernels is None else kernels.supports(arguments)
     if reason is None:
         return kernels

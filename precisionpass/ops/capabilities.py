@@ -32,5 +32,6 @@ SHIFT_LIMIT = {torch.float16: 8.0}
 
 SHIFT_LIMIT_DEFAULT = 40.0
 
-DEVICES = {"reference": ("cpu", "cuda"), "triton": ("cuda",)}
-"""Where each implementation runs. What the Triton one refuses on top, its own ``supports`` says, with the reason."""
+DEVICES = {"triton": ("cuda",)}
+"""Device types (ROCm's is "cuda" as well) of the kernels; what they refuse on top, their ``supports`` says. The
+reference runs everything everywhere."""

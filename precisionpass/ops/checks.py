@@ -139,7 +139,7 @@ def _four_dimensional(arguments: AttentionArguments) -> dict[str, Tensor]:
 def _check_words(arguments: AttentionArguments) -> None:
     for name, remedy in RESERVED.items():
         value = getattr(arguments, name)
-        if value is not None and value != () and value != "":
+        if isinstance(value, Tensor) or value:
             raise NotBuiltError(
                 f"attention: {name} is reserved", where=name, why="no implementation reads it", fix=remedy
             )

@@ -35,8 +35,9 @@ def backward(
         scores = logits(arguments, raw, block, keep_raw=reshapes(arguments))
         lse = saved.lse[block.batch, block.heads, block.rows].unsqueeze(-1)
         dead = lse == -torch.inf
-        weights = scores.sub_(lse.masked_fill(dead, torch.inf)).exp_()
-        sink = 0.0 if arguments.sinks is None else torch.exp(block.of(arguments.sinks).to(statistics) - lse)
+        shift = lse.masked_fill(dead, torch.inf)
+        weights = scores.sub_(shift).exp_()
+        sink = 0.0 if arguments.sinks is None else torch.exp(block.of(arguments.sinks).to(statistics) - shift)
         weights, sink = _normalised(weights, sink, lse)
         if arguments.dead_rows == "nan":
             weights.masked_fill_(dead, torch.nan)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SCORES_AT_A_TIME = 1 << 19
 """Scores in one block: 2 MiB in FP32, so that a block stays in cache from the first product to the last."""
 
-ROWS_AT_A_TIME = 256
+ROWS_AT_A_TIME = 128
 """Rows of a block where a causal or window bound makes it worth to skip keys."""
 
 

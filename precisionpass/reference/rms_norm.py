@@ -20,9 +20,10 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """``(y, rstd)``: y = x * rstd * (weight + weight_offset) + bias, rstd = 1 / sqrt(mean(x^2) + eps).
 
-    Over the last ``dims`` dimensions; y contiguous, in ``dtype`` (default: x's), rounded once; rstd FP32 (FP64 for
-    FP64), of size 1 in the normalised dimensions. ``prescale``: squares neither overflow nor vanish, whatever the
-    magnitude of the row; without it FP32 gives 0 from |x| ~ 1e19 on.
+    Over the last ``dims`` dimensions; without a weight the factor is 1, whatever the offset. y is contiguous, in
+    ``dtype`` (default: x's), rounded once; rstd FP32 (FP64 for FP64), of size 1 in the normalised dimensions.
+    ``prescale``: squares neither overflow nor vanish, whatever the magnitude of the row; without it FP32 gives 0 from
+    |x| ~ 1e19 on.
     """
     over = last(dims)
     y = working_copy(x, statistics_dtype(x.dtype, dtype))

@@ -3,8 +3,9 @@
     s * 0.5 + t0          where(i - j < 128, s, -inf)          10 * tanh(s / 10)
 
 Names: ``s`` (the scaled raw product, FP32), ``t0``, ``t1``, ... (score inputs), ``b h i j`` (batch, query head, row,
-key), ``inf``. Operators: + - * / and unary minus; one comparison at a time (< <= > >= == !=); and, or, not.
-Functions: tanh exp log sqrt abs, min(a, b), max(a, b), where(condition, a, b), clamp(x, low, high).
+key, as FP32 numbers: exact up to 2^24), ``inf``. Operators: + - * / and unary minus; one comparison at a time
+(< <= > >= == !=); and, or, not. Functions: tanh exp log sqrt abs, min(a, b), max(a, b), where(condition, a, b),
+clamp(x, low, high).
 """
 
 from __future__ import annotations

@@ -28,6 +28,11 @@ def test_the_default_and_its_escalation_keep_every_budget(name, delta):
         assert broken(measure(case, attend(case)), sharp=name in generators.SHARP) == {}
 
 
+def test_without_a_saved_residual_delta_is_recomputed_not_biased():
+    case = generators.twin_sink(0)
+    assert broken(measure(case, through_op(attention, save_residual=False)(case)), sharp=True) == {}
+
+
 @pytest.mark.parametrize("name", generators.CONTROLS)
 def test_the_controls_are_benign(name):
     """No bias, no alarm. rho is not held here: without a saturated row it measures the roundings of P, not a bias."""

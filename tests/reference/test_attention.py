@@ -48,6 +48,18 @@ def test_bias_mask_and_sinks(dtype, shape):
     )
 
 
+@pytest.mark.parametrize("delta", ["residual", "recompute"])
+def test_a_sink_of_minus_infinity_is_none_and_leaves_a_dead_row_dead(delta):
+    sinks = torch.tensor([0.5, -torch.inf, 2.0, -torch.inf], dtype=FP64).view(1, 4, 1, 1)
+    mask = torch.ones(1, 1, 9, 11, dtype=torch.bool)
+    mask[0, 0, 4] = False
+    compare(
+        lambda q, k, v, sinks: attention(q, k, v, None, mask, sinks, delta=delta),
+        lambda q, k, v, sinks: eager(q, k, v, None, mask, sinks),
+        [*draw(FP64, (2, 4, 9, 8), (2, 2, 11, 8), (2, 2, 11, 8)), sinks],
+    )
+
+
 def test_bias_and_sinks_in_formats_of_their_own():
     q, k, v = draw(torch.bfloat16, (2, 4, 17, 16), (2, 2, 19, 16), (2, 2, 19, 16))
     bias, sinks = draw(torch.float32, (2, 4, 17, 19), (1, 4, 17, 1))
