@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import precisionpass.ops  # noqa: F401  (importing it registers the ops)
 from precisionpass.capture import Captured
 from precisionpass.decide import Decision
 from precisionpass.rewriting.attention import write_attention

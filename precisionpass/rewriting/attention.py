@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Mapping
+from dataclasses import fields
 
 import sympy
 import torch
@@ -9,6 +10,7 @@ from torch import fx
 
 from precisionpass import graph
 from precisionpass.decide import Decision
+from precisionpass.ops.arguments import AttentionArguments
 from precisionpass.rewriting.arrange import Arranger, view_would_fail
 from precisionpass.rewriting.writer import Writer
 from precisionpass.score import expression
@@ -17,11 +19,7 @@ from precisionpass.sites.describe import attention_dtype
 from precisionpass.sites.site import Attention
 
 _SIXTEEN_BIT = (torch.bfloat16, torch.float16)
-_DEFAULTS = {
-    a.name: a.default_value
-    for a in torch.ops.precisionpass.attention.default._schema.arguments
-    if a.has_default_value()
-}
+_DEFAULTS = {field.name: field.default for field in fields(AttentionArguments)}
 
 
 def write_attention(decision: Decision, shadow: Shadow, wants_gradients: bool) -> None:

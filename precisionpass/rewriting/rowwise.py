@@ -6,7 +6,6 @@ import torch
 from torch import fx
 
 from precisionpass import graph
-from precisionpass import ops as _registered  # noqa: F401  (importing registers the ops)
 from precisionpass.decide import Decision
 from precisionpass.rewriting.writer import Writer
 from precisionpass.shadow import Shadow

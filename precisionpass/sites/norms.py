@@ -133,7 +133,7 @@ def _written_out(found: Normalised, nodes: tuple[fx.Node, ...]) -> Site | None:
     interior = found.interior | moment.interior | moments.casts_to(found.row, row) | _casts_inside(moment, x)
     operation = Rowwise(x, found.output, moment.dims, eps=found.eps)
     operation, interior = _with_affine(operation, interior)
-    interior = frozenset(interior - {x})
+    interior = _without_shared_casts(frozenset(interior - {x}), operation.output)
     for node in interior - {operation.output}:
         if outside_users(node, interior):
             raise Refused("scores_used_elsewhere", node.name)
@@ -152,14 +152,15 @@ def _of_layer_norm(centre: Moment, variance: Moment) -> Moment:
 
 
 def _casts_inside(moment: Moment, x: fx.Node) -> set[fx.Node]:
-    """Casts of x that only the statistics and the row read."""
-    found: set[fx.Node] = set()
-    for node in moment.interior:
-        for argument in node.all_input_nodes:
-            found |= moments.casts_to(argument, uncast(argument)) if uncast(argument) is x else set()
-    return {
-        cast for cast in found if all(user in moment.interior or graph.packet(user) in CASTS for user in cast.users)
-    }
+    """Casts of x that the statistics read."""
+    read = [argument for node in moment.interior for argument in node.all_input_nodes if uncast(argument) is x]
+    return {cast for argument in read for cast in moments.casts_to(argument, x)}
+
+
+def _without_shared_casts(interior: frozenset[fx.Node], output: fx.Node) -> frozenset[fx.Node]:
+    """A cast (perhaps of nothing: FP32 to FP32) that others read as well simply stays."""
+    shared = {n for n in interior if n is not output and graph.packet(n) in CASTS and outside_users(n, interior)}
+    return interior - shared
 
 
 def _with_affine(operation: Rowwise, interior):
