@@ -150,10 +150,13 @@ def _backward(
     saved = Saved(output, residual, lse)
     kernels = kernels_for(arguments)
     compute = reference_backward.backward if kernels is None else kernels.backward
-    *clipped, dbias, dsinks, dscores = compute(gradients, arguments, saved)
+    *found, dscores = compute(gradients, arguments, saved)
     clip = (arguments.grad_clip_kind, arguments.grad_clip, arguments.on_nonfinite)
-    dq, dk, dv = (clip_gradient(gradient, *clip) for gradient in clipped)
-    return dq, dk, dv, dbias, dsinks, list(dscores)
+    # What nobody needs is an empty tensor of its own: outputs of an op must not be one another.
+    wanted = [gradient if needed else q.new_empty(0) for gradient, needed in zip(found, needs[:5], strict=True)]
+    dq, dk, dv = (clip_gradient(gradient, *clip) for gradient in wanted[:3])
+    scores = [gradient if needed else q.new_empty(0) for gradient, needed in zip(dscores, needs[5:], strict=True)]
+    return dq, dk, dv, wanted[3], wanted[4], scores
 
 
 attention_backward = torch.library.custom_op(
@@ -174,10 +177,10 @@ def _backward_fake(
     needs_q, needs_k, needs_v, needs_bias, needs_sinks, *needs_inputs = needs
 
     def heads_last(needed: bool, like: Tensor) -> Tensor:
-        return heads_last_empty(like, *like.shape, like.dtype) if needed else like.new_empty(0)
+        return heads_last_empty(like, *like.shape, like.dtype) if needed else q.new_empty(0)
 
     def plain(needed: bool, like: Tensor | None) -> Tensor:
-        return like.new_empty(like.shape) if needed else (q if like is None else like).new_empty(0)
+        return like.new_empty(like.shape) if needed else q.new_empty(0)
 
     return (
         heads_last(needs_q, q),
