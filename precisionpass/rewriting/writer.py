@@ -86,14 +86,16 @@ class Writer:
         copies of the calls that follow it in there.
         """
         self.known.update(results)
-        for old, new in self._visible(results).items():
+        visible = self._visible(results)
+        for old, new in visible.items():
             for user in old.users:
                 if user not in self.made and user < self.before and self.shadow.image.get(user) not in interior:
                     raise CannotPlace(f"{user.name} reads a result before the place of the new call")
             old.replace_all_uses_with(new, delete_user_cb=lambda user: user not in self.made)
         sources = [self.shadow.source.get(node) or self.shadow.owner.get(node) for node in interior]
-        for node in sorted({s for s in sources if s is not None}, reverse=True):
-            if not node.users and node.op not in ("placeholder", "output"):
+        taken = [user for old in visible if _takes_a_part(old) for user in old.args[0].users]  # type: ignore[union-attr]
+        for node in sorted({s for s in (*sources, *taken) if s is not None}, reverse=True):
+            if not node.users and node not in self.made and node.op not in ("placeholder", "output"):
                 node.graph.erase_node(node)
 
     def undo(self) -> None:
@@ -115,3 +117,7 @@ class Writer:
                 if isinstance(image, fx.Node) and image not in results and self.shadow.owner.get(image) is composite:
                     visible[captured] = self.known.get(image) or self.copy(image)
         return visible
+
+
+def _takes_a_part(node: fx.Node) -> bool:
+    return node.target is operator.getitem and isinstance(node.args[0], fx.Node)

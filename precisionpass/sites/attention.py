@@ -73,20 +73,18 @@ def _assemble(anchor: SoftmaxAnchor, walk: Walk, nodes: tuple[fx.Node, ...]) -> 
         axes, entries, product, scores, value, probabilities.layout, tuple(probabilities.factors), keys, anchor.safe
     )
     output, closing = (value.node, set()) if not anchor.unnormalised else _divided(value.node, anchor)
-    interior = {
-        product.node,
-        *(step for step, _ in walk.steps),
-        *anchor.interior,
-        *probabilities.interior,
-        value.node,
-        *closing,
-    }
-    used = _uses_elsewhere(anchor, walk, probabilities, interior)
+    scored = {product.node, *product.inside, *(step for step, _ in walk.steps)}
+    interior = {*scored, *anchor.interior, *probabilities.interior, value.node, *value.inside, *closing}
+    used = _uses_elsewhere(anchor, probabilities, interior)
     operation = operands.finished(operation, output, probabilities.dropout, used, axes)
-    reads = [product.left, product.right, value.left, value.right, *(n for n, _ in operation.reads)]
+    places = [node for o in (operation.q, operation.k, operation.v) for node, _ in o.places]
+    reads = [*places, *(n for n, _ in (*operation.reads, *operation.factors))]
     check_not_mutated(nodes, reads, interior)
     check_one_grad_mode(interior)
-    return attention_site(operation, frozenset(interior), anchor.output, _removed_casts(walk, probabilities), anchor)
+    notes = _removed_casts(walk, probabilities)
+    if any(outside_users(node, interior) or "used" in node.meta for node in scored):
+        notes += ("the scores are used elsewhere too and stay for that",)
+    return attention_site(operation, frozenset(interior), anchor.output, notes, anchor)
 
 
 def _follow_to_values(p: _Probabilities, axes: Axes, keys: tuple[int, ...], has_sink: bool) -> Contraction:
@@ -100,7 +98,7 @@ def _follow_to_values(p: _Probabilities, axes: Axes, keys: tuple[int, ...], has_
         for user in node.users:
             if not user.meta["live"]:
                 continue
-            product = contraction(user)
+            product = contraction(user) or _summed_product(user)
             if product is not None and node in (product.left, product.right) and product.addend is None:
                 found.append((product if node is product.left else product.swapped(), here, node, layout))
                 continue
@@ -129,6 +127,12 @@ def _follow_to_values(p: _Probabilities, axes: Axes, keys: tuple[int, ...], has_
     p.node, p.layout, p.dropout, p.factors = node, layout, here.dropout, here.factors
     p.interior, p.stages = set(here.interior), here.stages
     return product
+
+
+def _summed_product(user: fx.Node) -> Contraction | None:
+    """The sum over one dimension of a multiplication with the probabilities."""
+    users = [u for u in user.users if u.meta["live"]]
+    return contraction(users[0]) if graph.packet(user) is aten.mul and len(users) == 1 else None
 
 
 def _one_step(user: fx.Node, node: fx.Node, layout: Layout, axes: Axes, has_sink: bool):
@@ -174,12 +178,11 @@ def _divided(output: fx.Node, anchor: SoftmaxAnchor) -> tuple[fx.Node, set[fx.No
     raise Refused("no_value_product", "the sum of exponentials does not divide the product with V")
 
 
-def _uses_elsewhere(anchor: SoftmaxAnchor, walk: Walk, p: _Probabilities, interior: set[fx.Node]):
-    """Probabilities that must still be produced: (their nodes with layouts, the stage). Other uses are refused."""
-    before = {walk.product.node, *(step for step, _ in walk.steps), *anchor.interior} - {anchor.output}
-    for node in before:
-        if outside_users(node, interior) or "used" in node.meta:
-            raise Refused("scores_used_elsewhere", node.name)
+def _uses_elsewhere(anchor: SoftmaxAnchor, p: _Probabilities, interior: set[fx.Node]):
+    """Probabilities that must still be produced: (their nodes with layouts, the stage).
+
+    Scores that are used elsewhere too stay in the graph for that use; the new call does not read them.
+    """
     kept, stages = [], set()
     for node, layout, dropped in p.stages:
         if node in interior and (outside_users(node, interior) or "used" in node.meta):

@@ -1,6 +1,6 @@
 """Products of two tensors, in one form: which label each dimension of the operands and of the result carries."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import fx
 from torch.ops import aten  # pyright: ignore[reportMissingImports]
@@ -26,23 +26,20 @@ class Contraction:
     alpha: object = 1
     addend: fx.Node | None = None
     beta: object = 1
+    inside: tuple[fx.Node, ...] = ()  # further nodes that are a part of the product
 
     @property
     def summed(self) -> tuple[str, ...]:
         return tuple(label for label in self.left_labels if label in self.right_labels and label not in self.labels)
 
     def swapped(self) -> "Contraction":
-        return Contraction(
-            self.node,
-            self.right,
-            self.left,
-            self.right_labels,
-            self.left_labels,
-            self.labels,
-            self.alpha,
-            self.addend,
-            self.beta,
-        )
+        sides = {
+            "left": self.right,
+            "right": self.left,
+            "left_labels": self.right_labels,
+            "right_labels": self.left_labels,
+        }
+        return replace(self, **sides)
 
 
 def contraction(node: fx.Node) -> Contraction | None:
@@ -56,17 +53,37 @@ def contraction(node: fx.Node) -> Contraction | None:
         named = graph.arguments(node)
         product = _matmul(node, named["batch1"], named["batch2"])
         if named["beta"] == 0:
-            return Contraction(**{**product.__dict__, "alpha": named["alpha"]})
-        return Contraction(
-            **{**product.__dict__, "alpha": named["alpha"], "addend": named["self"], "beta": named["beta"]}
-        )
+            return replace(product, alpha=named["alpha"])
+        return replace(product, alpha=named["alpha"], addend=named["self"], beta=named["beta"])
     if kind is aten.einsum:
         return _einsum(node)
+    if kind is aten.sum:
+        return _multiplied_and_summed(node)
     if kind is aten.linear and graph.arguments(node)["bias"] is None:
         left, weight = node.args[:2]
         rows = tuple(f"b{n}" for n in range(len(graph.shape(left)) - 1))  # type: ignore[arg-type]
         return Contraction(node, left, weight, (*rows, "c"), ("n", "c"), (*rows, "n"))  # type: ignore[arg-type]
     return None
+
+
+def _multiplied_and_summed(node: fx.Node) -> Contraction | None:
+    """(left * right).sum(dim), both with all dimensions of the result before the sum."""
+    product, named = node.args[0], graph.arguments(node)
+    dims = named.get("dim")
+    if (
+        graph.packet(product) is not aten.mul
+        or not isinstance(dims, list | tuple)
+        or len(dims) != 1
+        or named["keepdim"]
+    ):  # type: ignore[arg-type]
+        return None
+    left, right = product.args[:2]  # type: ignore[union-attr]
+    rank = len(graph.shape(product))  # type: ignore[arg-type]
+    if not all(graph.is_tensor(side) and len(graph.shape(side)) == rank for side in (left, right)) or rank < 3:  # type: ignore[arg-type]
+        return None
+    labels = tuple(f"d{n}" for n in range(rank))
+    out = tuple(label for n, label in enumerate(labels) if n != int(dims[0]) % rank)
+    return Contraction(node, left, right, labels, labels, out, inside=(product,))  # type: ignore[arg-type]
 
 
 def _matmul(node: fx.Node, left, right) -> Contraction:

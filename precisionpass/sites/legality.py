@@ -17,19 +17,25 @@ def outside_users(node: fx.Node, interior: Iterable[fx.Node]) -> list[fx.Node]:
 
 
 def check_not_mutated(nodes: tuple[fx.Node, ...], reads: Iterable[fx.Node], interior: Iterable[fx.Node]) -> None:
-    """No tensor that the site reads or makes may be written to between its first and its last node.
+    """No tensor may be written to between the moment the model reads it and the site's last node.
 
-    A view shares the memory of its base, so memories are compared, not nodes.
+    The new call reads everything at the place of the last node. A view shares the memory of its base, so memories are
+    compared, not nodes.
     """
     interior = set(interior)
-    order = sorted(interior, key=nodes.index)
-    first, last = nodes.index(order[0]), nodes.index(order[-1])
-    memory = {graph.storage(n) for n in (*interior, *reads) if graph.is_tensor(n)}
-    for node in nodes[first : last + 1]:
+    position = {node: index for index, node in enumerate(nodes)}
+    first_read: dict[int, int] = {}
+    for node in {*interior, *reads}:
+        if graph.is_tensor(node) and node.users:
+            at = min(position[user] for user in node.users)
+            memory = graph.storage(node)
+            first_read[memory] = min(at, first_read.get(memory, at))
+    last = max(position[node] for node in interior)
+    for node in nodes[min(first_read.values(), default=last) : last + 1]:
         if node in interior:
             continue
         for written in graph.mutated(node):
-            if graph.is_tensor(written) and graph.storage(written) in memory:
+            if graph.is_tensor(written) and first_read.get(graph.storage(written), last) < position[node]:
                 raise Refused("mutated_between", written.name)
 
 

@@ -1,5 +1,6 @@
 """LayerNorm and RMSNorm, called by name or written out: c / sqrt(statistic + eps), then a weight, then a bias."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -123,6 +124,8 @@ def _written_out(found: Normalised, nodes: tuple[fx.Node, ...]) -> Site | None:
     else:
         assert squares is not None
         kind, moment = "rms_norm", squares
+        if centre is not None and centre.dims != squares.dims:
+            raise Refused("axes_differ")
         if uncast(squares.of) is not row:
             partial = graph.packet(uncast(squares.of)) is aten.slice and uncast(squares.of).args[0] is row
             raise Refused("partial_norm" if partial else "other_tensor")
@@ -130,6 +133,8 @@ def _written_out(found: Normalised, nodes: tuple[fx.Node, ...]) -> Site | None:
     if moment.dims != tuple(range(rank - len(moment.dims), rank)) and len(moment.dims) != 1:
         raise Refused("axes_differ", "the normalised dimensions are neither the last ones nor a single one")
     x = uncast(moment.of)
+    if _is_group_of(x, moment.dims):
+        raise Refused("group_norm")
     interior = found.interior | moment.interior | moments.casts_to(found.row, row) | _casts_inside(moment, x)
     operation = Rowwise(x, found.output, moment.dims, eps=found.eps)
     operation, interior = _with_affine(operation, interior)
@@ -139,6 +144,16 @@ def _written_out(found: Normalised, nodes: tuple[fx.Node, ...]) -> Site | None:
             raise Refused("scores_used_elsewhere", node.name)
     check_not_mutated(nodes, [x], interior)
     return _site(kind, operation, interior, _statistics(found))
+
+
+def _is_group_of(x: fx.Node, dims: tuple[int, ...]) -> bool:
+    """Whether x is a view that cuts a row of the viewed tensor into groups, so that the statistics cover one of them."""
+    if graph.packet(x) not in (aten.view, aten.reshape, aten.unflatten) or not graph.is_tensor(x.args[0]):
+        return False
+    before, after = graph.shape(x.args[0]), graph.shape(x)  # type: ignore[arg-type]
+    width = math.prod(graph.hint(after[d]) for d in dims)
+    whole = [math.prod(map(graph.hint, before[n:])) for n in range(len(before))]
+    return len(before) >= 3 and width not in whole and width > graph.hint(before[-1])
 
 
 def _of_layer_norm(centre: Moment, variance: Moment) -> Moment:

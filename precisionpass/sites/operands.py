@@ -48,7 +48,8 @@ def assemble(axes: Axes, entries, product: Contraction, scores: Scores, value: C
         raise Refused("no_query_key_product", "the keys are a weight")
     v_entries = dict(zip(value.left_labels, p_layout, strict=True))
     v = operand(axes, value.right, name_axes(axes, v_entries, value.right, value.right_labels), None)
-    widths = [label for label in value.right_labels if label not in value.left_labels]
+    in_v = _flat(axes, name_axes(axes, v_entries, value.right, value.right_labels)) - _flat(axes, p_layout)
+    widths = [label for label in value.right_labels if label not in value.left_labels or set(v_entries[label]) & in_v]
     if len(widths) != 1 or len(set(value.labels)) != len(value.labels):
         raise Refused("no_value_product", "the values have further axes")
     keys = axes.finest(keys)
@@ -121,6 +122,7 @@ def operand(axes: Axes, node: fx.Node, layout: Layout, scores: Scores | None) ->
                 expression.RAW, expression.RAW / number if inverse else expression.RAW * number
             )
             node = carrier
+            places.clear()  # the factor is in the score now: what stands after it would count it twice
         else:
             break
         places.append((node, layout))
