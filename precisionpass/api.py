@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from precisionpass.backend import LOCK, Backend
+from precisionpass.backend import LOCK, Backend, compile_in_place
 from precisionpass.capture import dry_run
 from precisionpass.errors import PrecisionPassError
 from precisionpass.review.report import Report
@@ -57,7 +57,7 @@ def compile(model: Callable, rules: Any = "stable-bf16", *, review: str | None =
     root = model if isinstance(model, torch.nn.Module) else None
     made = Backend(loaded, backend, review=review, model=root, **own)
     if root is not None:
-        root.compile(backend=made, **torch_compile_options)
+        compile_in_place(root, made, **torch_compile_options)
         root.__dict__[_ATTRIBUTE] = Compilation(made)
         return root
     compiled = torch.compile(model, backend=made, **torch_compile_options)

@@ -5,9 +5,11 @@ way to give it a mode and our cache key), the compile id of the tracing context.
 when a new torch moves one of them.
 """
 
+import functools
 import logging
 import os
 import threading
+import types
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -97,6 +99,23 @@ class Backend:
             )
             self.events.append(event)
             warnings.warn("precisionpass: " + event, stacklevel=2)
+
+
+def compile_in_place(model: torch.nn.Module, backend: Backend, **options) -> None:
+    """`model.compile(backend=...)`, for PyTorch's own layers as well.
+
+    Dynamo passes over frames of torch.nn, so a bare nn.TransformerDecoder would run uncompiled: it is called from a
+    frame of its own.
+    """
+    model.compile(backend=backend, **options)
+    if type(model).forward.__module__.startswith("torch.nn."):
+        frame = types.FunctionType(_frame.__code__.replace(), _frame.__globals__, "forward")
+        call = functools.partial(torch.compile(frame, backend=backend, **options), model)
+        model._compiled_call_impl = call
+
+
+def _frame(model, *args, **kwargs):
+    return model._call_impl(*args, **kwargs)
 
 
 def _complain(report: Report, rules: RuleSet) -> None:

@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_slot, make_fx, track_te
 from torch.utils._pytree import tree_leaves, tree_map
 
 from precisionpass import graph
+from precisionpass.fast_paths import WRITTEN_OUT
 
 _ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast
 _EXIT_AUTOCAST = torch.amp.autocast_mode._exit_autocast
@@ -153,6 +154,10 @@ class _Shadowing(fx.Interpreter):
             return self.fetch_attr(node.target)
         if inside or isinstance(node.target, HigherOrderOperator) or _calls_module(node):
             return self._opaque(node)
+        written_out = WRITTEN_OUT.get(node.target) if node.op == "call_function" else None
+        if written_out is not None:
+            args, kwargs = self.fetch_args_kwargs_from_env(node)
+            return written_out(*args, **kwargs)
         return super().run_node(node)
 
     def _opaque(self, node: fx.Node):

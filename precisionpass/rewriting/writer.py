@@ -92,6 +92,9 @@ class Writer:
                 if user not in self.made and user < self.before and self.shadow.image.get(user) not in interior:
                     raise CannotPlace(f"{user.name} reads a result before the place of the new call")
             old.replace_all_uses_with(new, delete_user_cb=lambda user: user not in self.made)
+            image = self.shadow.image.get(old)
+            if isinstance(image, fx.Node):
+                self.shadow.source[image] = new  # a later site that reads this result reads the new one
         sources = [self.shadow.source.get(node) or self.shadow.owner.get(node) for node in interior]
         taken = [user for old in visible if _takes_a_part(old) for user in old.args[0].users]  # type: ignore[union-attr]
         for node in sorted({s for s in (*sources, *taken) if s is not None}, reverse=True):
