@@ -1,12 +1,13 @@
 """What a user calls: compile, explain, report, is_active."""
 
+import threading
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from precisionpass.backend import LOCK, Backend, compile_in_place
+from precisionpass.backend import Backend, compile_in_place, complain_of_unmatched
 from precisionpass.capture import dry_run
 from precisionpass.errors import PrecisionPassError
 from precisionpass.review.report import Report
@@ -15,11 +16,19 @@ from precisionpass.rules import load
 _ATTRIBUTE = "_precisionpass"
 
 
-class Compilation:
-    """What a compiled model carries: its backend. A copy or a pickle of the model loses it, and says so once."""
+# explain switches modes and restores attributes of the model, so one explanation runs at a time in a process. Dynamo's
+# own lock is taken inside this one and never around it: another thread may compile meanwhile.
+_EXPLAINING = threading.RLock()
 
-    def __init__(self, backend: Backend):
-        self.backend = backend
+
+class Compilation:
+    """What a compiled model carries: its backend. A copy or a pickle of the model loses it, and says so once.
+
+    call: what torch made of the model in place, by which a later compilation by someone else is told apart.
+    """
+
+    def __init__(self, backend: Backend, call: Callable | None = None):
+        self.backend, self.call = backend, call
 
     def __deepcopy__(self, memo):
         return _lost()
@@ -35,8 +44,9 @@ def _lost() -> None:
     )
 
 
-def compile(model: Callable, rules: Any = "stable-bf16", *, review: str | None = None, backend: str | Callable = "inductor",
-            sites: Any = None, actions: Any = None, hooks: Any = None, **torch_compile_options):  # fmt: skip
+def compile(model: Callable, rules: Any = "stable-bf16", *, review: str | None = None,
+            backend: str | Callable = "inductor", sites: Any = None, actions: Any = None, hooks: Any = None,
+            **torch_compile_options):  # fmt: skip
     """Compile `model` with torch.compile after rewriting its attention, softmax and norm sites as the rules say.
 
     model: a module, compiled in place (weight names unchanged) and returned, or a function, for which a compiled one is
@@ -58,7 +68,7 @@ def compile(model: Callable, rules: Any = "stable-bf16", *, review: str | None =
     made = Backend(loaded, backend, review=review, model=root, **own)
     if root is not None:
         compile_in_place(root, made, **torch_compile_options)
-        root.__dict__[_ATTRIBUTE] = Compilation(made)
+        root.__dict__[_ATTRIBUTE] = Compilation(made, root._compiled_call_impl)
         return root
     compiled = torch.compile(model, backend=made, **torch_compile_options)
     compiled.__dict__[_ATTRIBUTE] = Compilation(made)
@@ -82,7 +92,7 @@ def explain(model: Callable, args: tuple = (), kwargs: Mapping[str, Any] | None 
     backend = Backend(loaded, model=root)
     grad = torch.is_grad_enabled() if training is None else training
     modes = [] if root is None else [(module, module.training) for module in root.modules()]
-    with LOCK, torch.set_grad_enabled(grad):
+    with _EXPLAINING, torch.set_grad_enabled(grad):
         try:
             if root is not None and training is not None:
                 root.train(training)
@@ -90,7 +100,9 @@ def explain(model: Callable, args: tuple = (), kwargs: Mapping[str, Any] | None 
         finally:
             for module, mode in modes:
                 module.training = mode
-    return backend.report()
+    found = backend.report()
+    complain_of_unmatched(found, loaded)
+    return found
 
 
 def report(compiled: Callable) -> Report:
@@ -100,9 +112,12 @@ def report(compiled: Callable) -> Report:
 
 def is_active(model: Callable) -> bool:
     """Whether calling this model or function runs what precisionpass.compile made of it."""
-    if not isinstance(getattr(model, "__dict__", {}).get(_ATTRIBUTE), Compilation):
+    found = getattr(model, "__dict__", {}).get(_ATTRIBUTE)
+    if not isinstance(found, Compilation):
         return False
-    return not isinstance(model, torch.nn.Module) or model._compiled_call_impl is not None
+    return not isinstance(model, torch.nn.Module) or (
+        found.call is not None and model._compiled_call_impl is found.call
+    )
 
 
 def _compilation(compiled: Callable) -> Compilation:

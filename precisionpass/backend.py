@@ -50,21 +50,29 @@ class Backend:
         self.events: list[str] = []
 
     def __call__(self, module: fx.GraphModule, inputs, **_):
-        with LOCK:
-            report = self.look(module)
+        report = self.look(module)
         rewrote = any(site.decision == "rewritten" for site in report.sites)
         return self._compile(module, inputs, rewrote)
 
     def look(self, module: fx.GraphModule) -> Report:
         """Run the pass over one captured graph, in place, and note its report."""
         training = self.model.training if self.model is not None else torch.is_grad_enabled()
-        report = pipeline.run(module, self.rules, module_names(self.model), training)
+        with LOCK:
+            report = pipeline.run(module, self.rules, module_names(self.model), training)
         _complain(report, self.rules)
         self.reports.append(report)
         self._note_recompiles()
         if self.review is not None:
-            self.report().save(self.review)
+            self._save(self.review)
         return report
+
+    def _save(self, folder: str) -> None:
+        """Write the review. A run is not stopped for a folder that cannot be written, but it is told."""
+        try:
+            self.report().save(folder)
+        except PrecisionPassError as problem:
+            self.events.append(f"{problem.what}: {problem.where}: {problem.why}")
+            warnings.warn(f"precisionpass: {problem}", stacklevel=2)
 
     def report(self) -> Report:
         """One report of every graph so far."""
@@ -94,8 +102,9 @@ class Backend:
         limit = torch._dynamo.config.recompile_limit
         if compile_id + 1 >= limit:
             event = (
-                f"compiled {compile_id + 1} times for different inputs: torch stops at {limit} (recompile_limit) and then runs "
-                "the model as it is, without the rewrite; mark the changing sizes with dynamic=True or mark_dynamic"
+                f"compiled {compile_id + 1} times for different inputs: torch stops at {limit} (recompile_limit) and "
+                "then runs the model as it is, without the rewrite; mark the changing sizes with dynamic=True or "
+                "mark_dynamic"
             )
             self.events.append(event)
             warnings.warn("precisionpass: " + event, stacklevel=2)
@@ -119,17 +128,28 @@ def _frame(model, *args, **kwargs):
 
 
 def _complain(report: Report, rules: RuleSet) -> None:
-    """What the rules file says about refused sites and rules without a site: warn, error or keep silent."""
+    """What the rules file says about refused sites: warn, error or keep silent."""
     refused = [site for site in report.sites if site.decision == "refused"]
-    for sites, wish in ((refused, rules.on_refused),):
-        if not sites or wish == "keep":
-            continue
-        first = sites[0]
-        what = f"{len(sites)} site(s) that a rule matches cannot be rewritten"
-        if wish == "error":
-            raise PrecisionPassError(what, where=first.module or first.source, why=first.message, code="PP402",
-                                     fix="set on_refused: warn, or leave the site out with not_module")  # fmt: skip
-        log.warning("%s, the first at %s: %s", what, first.module or first.source, first.message)
+    if not refused or rules.on_refused == "keep":
+        return
+    first = refused[0]
+    what = f"{len(refused)} site(s) that a rule matches cannot be rewritten"
+    if rules.on_refused == "error":
+        raise PrecisionPassError(what, where=first.module or first.source, why=first.message, code="PP402",
+                                 fix="set on_refused: warn, or leave the site out with not_module")  # fmt: skip
+    log.warning("%s, the first at %s: %s", what, first.module or first.source, first.message)
+
+
+def complain_of_unmatched(report: Report, rules: RuleSet) -> None:
+    """What the rules file says about rules without a site: warn, error or keep silent. For a report of every graph."""
+    if not report.unused_rules or rules.on_unmatched == "keep":
+        return
+    what = f"no site is matched by {', '.join(report.unused_rules)}"
+    if rules.on_unmatched == "error":
+        raise PrecisionPassError(what, where=rules.name, code="PP406",
+                                 why="a rule that matches nothing is often a module name that has changed",
+                                 fix="correct its match, or set on_unmatched: warn or keep")  # fmt: skip
+    log.warning("%s", what)
 
 
 def precisionpass(module: fx.GraphModule, inputs, *, options: Mapping[str, Any] | None = None, mode: str | None = None):
@@ -142,4 +162,11 @@ def precisionpass(module: fx.GraphModule, inputs, *, options: Mapping[str, Any] 
     rules = load(own.pop("rules", os.environ.get("PRECISIONPASS_RULES", "stable-bf16")))
     review = own.pop("review", os.environ.get("PRECISIONPASS_REVIEW"))
     inner = own.pop("backend", "inductor")
-    return Backend(rules, inner, mode=mode, options=own, review=review)(module, inputs)
+    key = (rules.name, rules.digest, review, repr(inner), mode, repr(sorted(own.items())))
+    if key not in _BY_NAME:
+        _BY_NAME[key] = Backend(rules, inner, mode=mode, options=own, review=review)
+    return _BY_NAME[key](module, inputs)
+
+
+# Backends made by name: torch calls the entry point once a graph, and one review holds all the graphs of a process.
+_BY_NAME: dict[tuple, Backend] = {}

@@ -1,5 +1,6 @@
 """The story on one page: captured graph -> shadow -> sites -> decisions -> rewritten graph -> report."""
 
+import copy
 import logging
 import time
 from collections.abc import Mapping
@@ -8,6 +9,7 @@ from torch import fx
 
 from precisionpass.capture import Captured, captured_graphs
 from precisionpass.decide import decide, origin_of
+from precisionpass.errors import PrecisionPassError
 from precisionpass.review.graphs import GraphResult, report_of
 from precisionpass.review.report import Report
 from precisionpass.rewriting import rewrite
@@ -34,13 +36,22 @@ def run(module: fx.GraphModule, rules: RuleSet, modules: Mapping[str, str], trai
 
 
 def _one_graph(captured: Captured, rules: RuleSet) -> GraphResult:
+    """All of it or nothing: an error of ours costs coverage, never the user's run, and the graph is as it was."""
     if not holds_anchor(captured.module):
         return GraphResult(captured.name)
+    before = copy.deepcopy(captured.module.graph)
     try:
-        shadow = make_shadow(captured.module)
-    except Exception as problem:  # a shadow that fails costs coverage, never correctness
-        log.warning("graph %s was left alone: %s: %s", captured.name, type(problem).__name__, problem)
+        return _stages(captured, rules)
+    except PrecisionPassError:
+        raise
+    except Exception as problem:
+        captured.module.graph = before
+        log.warning("graph %s was left alone", captured.name, exc_info=problem)
         return GraphResult(captured.name, events=(_left_alone(captured, problem),))
+
+
+def _stages(captured: Captured, rules: RuleSet) -> GraphResult:
+    shadow = make_shadow(captured.module)
     sites, near_misses = find_sites(shadow)
     decisions = decide(captured, sites, rules)
     missed = tuple((miss, origin_of(captured, miss)) for miss in near_misses)
