@@ -17,7 +17,7 @@ class Arranger:
         self.sizes = [(node, axes.layout(layout)) for node, layout in sizes]
 
     def operand(self, operand: Operand, target: Layout, dtype: torch.dtype) -> fx.Node:
-        """q, k or v in the op's layout and format: as it is from the nearest place that has it, else from the furthest."""
+        """q, k or v in the op's layout and format: from the nearest place that has it as it is, else the furthest."""
         target = self.axes.layout(target)
         axes = {a for dim in target for a in dim}
         captured = self.writer.shadow.source

@@ -15,6 +15,7 @@ from precisionpass.rewriting.arrange import Arranger, view_would_fail
 from precisionpass.rewriting.writer import Writer
 from precisionpass.score import expression
 from precisionpass.shadow import Shadow
+from precisionpass.sites.band import as_arguments
 from precisionpass.sites.describe import attention_dtype
 from precisionpass.sites.site import Attention
 
@@ -100,8 +101,7 @@ def settings(decision: Decision, operation: Attention) -> dict[str, object]:
             "grad_clip": float(clip["max"]),
             "on_nonfinite": clip["on_nonfinite"],
         }
-    if operation.causal:
-        chosen["causal"] = "top_left"
+    chosen |= as_arguments(operation.band, operation) or {}
     if operation.probabilities_stage != "none":
         chosen["probabilities"] = operation.probabilities_stage
     return {name: value for name, value in chosen.items() if value != _DEFAULTS[name]}
@@ -110,7 +110,10 @@ def settings(decision: Decision, operation: Attention) -> dict[str, object]:
 def _score(operation: Attention, arrange: Arranger, grid) -> dict[str, object]:
     """scale, softcap, bias, mask and, for what is none of these, the general score expression."""
     writer, parts = arrange.writer, expression.take_apart(operation.score)
-    reads = {p: arrange.bring(writer.captured(node), layout, grid) for p, (node, layout) in enumerate(operation.reads)}
+    reads = {
+        position: arrange.bring(writer.captured(operation.reads[position][0]), operation.reads[position][1], grid)
+        for position in expression.reads(operation.score)
+    }
     biases = sorted(parts.biases, key=lambda p: -len([d for d in operation.axes.layout(operation.reads[p][1]) if d]))
     score, scale, softcap = parts.score, parts.scale, parts.softcap
     if len(biases) > 1 and softcap != 0:  # the further biases come after the softcap: all of it is written out

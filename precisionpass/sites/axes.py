@@ -21,7 +21,8 @@ RESHAPES = {
     aten.contiguous, aten.clone, aten.alias, aten.view_as, aten.reshape_as, aten.lift_fresh_copy, aten._reshape_alias,
 }  # fmt: skip
 PERMUTES = {
-    aten.transpose, aten.permute, aten.t, aten.mT, aten.movedim, aten.swapaxes, aten.swapdims, aten.numpy_T, aten.mH, aten.adjoint
+    aten.transpose, aten.permute, aten.t, aten.mT, aten.movedim, aten.swapaxes, aten.swapdims, aten.numpy_T,
+    aten.mH, aten.adjoint,
 }  # fmt: skip
 EXPANDS = {aten.expand, aten.expand_as, aten.repeat, aten.repeat_interleave, aten.broadcast_to}
 VIEWS = RESHAPES | PERMUTES | EXPANDS

@@ -7,6 +7,7 @@ from torch import fx
 from precisionpass import graph
 from precisionpass.score import expression
 from precisionpass.sites.anchors import SoftmaxAnchor
+from precisionpass.sites.band import as_arguments, with_band
 from precisionpass.sites.site import Attention, Operand, Site
 
 SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"}
@@ -20,8 +21,10 @@ def attention_site(
     operation: Attention, interior: frozenset[fx.Node], anchor: fx.Node, notes, softmax: SoftmaxAnchor | None = None
 ) -> Site:
     """The site with its facts. Sizes are numbers or sympy expressions over the captured symbols."""
+    operation = with_band(operation)
     axes, parts = operation.axes, expression.take_apart(operation.score)
     batch, kv_heads = (axes.size(a) for a in (operation.batch, operation.kv_heads))
+    band = as_arguments(operation.band, operation) or {}
     facts = {
         "dtype": short(attention_dtype(operation)),
         "device": graph.value(operation.output).device.type,
@@ -33,9 +36,9 @@ def attention_site(
         "seq_k": axes.size(operation.keys),
         "head_dim": axes.size(operation.inner),
         "value_dim": axes.size(operation.values),
-        "causal": operation.causal,
-        "window": 0,
-        "masked": bool(operation.reads),
+        "causal": "causal" in band,
+        "window": int(band["window_left"]) + 1 + int(band.get("window_right", 0)) if "window_left" in band else 0,  # type: ignore[call-overload]
+        "masked": bool(expression.reads(operation.score)),
         "dropout": operation.dropout,
         "softcap": float(parts.softcap) if parts.softcap.is_Number else 0.0,
     }
@@ -74,7 +77,9 @@ def attention_formula(operation: Attention) -> str:
         if score.startswith("(") and score.endswith(")") and score.count("(") == score.count(")") == 1
         else score
     )
-    causal = ", j <= i" if operation.causal else ""
+    high, low = operation.band.high, operation.band.low
+    causal = "" if high is None else ", j <= i" if high == 0 else f", j <= i + {high}"
+    causal += "" if low is None else f", j >= i - {-low}"
     sink = f", sink {operation.sink[0].name}" if operation.sink else ""
     inside = f"softmax({score}{causal}{sink})"
     if operation.dropout:

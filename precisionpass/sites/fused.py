@@ -10,7 +10,7 @@ from precisionpass.score import expression
 from precisionpass.sites.axes import Axes
 from precisionpass.sites.operands import operand
 from precisionpass.sites.scores import Scores
-from precisionpass.sites.site import Attention, Refused
+from precisionpass.sites.site import Attention, Band, Refused
 
 
 def read_call(node: fx.Node) -> Attention:
@@ -50,7 +50,7 @@ def read_call(node: fx.Node) -> Attention:
         keys=keys, inner=axes.finest(inner), values=width, score=scores.expression, reads=tuple(scores.reads),
         numbers=scores.numbers, factors=(), output=node, output_layout=axes.layout((*batch, rows, width)),
         product_dtype=graph.dtype(node), value_dtype=graph.dtype(node), safe_softmax=True,
-        causal=bool(named["is_causal"]), dropout=float(named["dropout_p"]),
+        band=Band(high=0) if named["is_causal"] else Band(), dropout=float(named["dropout_p"]),
     )  # fmt: skip
 
 

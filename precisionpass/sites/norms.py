@@ -147,7 +147,7 @@ def _written_out(found: Normalised, nodes: tuple[fx.Node, ...]) -> Site | None:
 
 
 def _is_group_of(x: fx.Node, dims: tuple[int, ...]) -> bool:
-    """Whether x is a view that cuts a row of the viewed tensor into groups, so that the statistics cover one of them."""
+    """Whether x is a view that cuts a row of the viewed tensor into groups, so that statistics cover one of them."""
     if graph.packet(x) not in (aten.view, aten.reshape, aten.unflatten) or not graph.is_tensor(x.args[0]):
         return False
     before, after = graph.shape(x.args[0]), graph.shape(x)  # type: ignore[arg-type]
@@ -179,7 +179,7 @@ def _without_shared_casts(interior: frozenset[fx.Node], output: fx.Node) -> froz
 
 
 def _with_affine(operation: Rowwise, interior):
-    """Take in a weight of the normalised shape, (1 + weight), and then a bias, as long as nothing else reads between."""
+    """Take in a weight of the normalised shape, or 1 + weight, and then a bias, while nothing else reads between."""
     for kind in (aten.mul, aten.add):
         ahead, casts = _next(operation.output)
         if ahead is None or graph.packet(ahead) is not kind:

@@ -1,4 +1,4 @@
-"""The operands of an attention in terms of its axes: which are batch, heads, rows, keys; and where q, k, v come from."""
+"""The operands of an attention by its axes: which are batch, heads, rows, keys; and where q, k, v come from."""
 
 from dataclasses import replace
 
@@ -66,7 +66,8 @@ def assemble(axes: Axes, entries, product: Contraction, scores: Scores, value: C
     return Attention(
         axes=axes, q=q, k=k, v=v, batch=batch, kv_heads=tuple(a for a in shared if a not in batch),
         group=tuple(a for a in in_p if a not in shared and a not in rows), rows=rows, keys=keys,
-        inner=axes.finest(inner), values=width, score=scores.expression, reads=tuple(scores.reads), numbers=scores.numbers,
+        inner=axes.finest(inner), values=width, score=scores.expression, reads=tuple(scores.reads),
+        numbers=scores.numbers,
         factors=factors, output=value.node, output_layout=output_layout, safe_softmax=safe, sink=scores.sink,
         product_dtype=graph.dtype(product.node), value_dtype=graph.dtype(value.node),
     )  # fmt: skip

@@ -48,6 +48,18 @@ class Operand:
 
 
 @dataclass(frozen=True)
+class Band:
+    """Row i sees key j where low <= j - i <= high; None is no bound."""
+
+    low: int | None = None
+    high: int | None = None
+
+    @property
+    def everything(self) -> bool:
+        return self.low is None and self.high is None
+
+
+@dataclass(frozen=True)
 class Attention:
     """O = dropout(softmax(score(Q K^T))) V, with every tensor's layout in terms of one set of axes."""
 
@@ -72,7 +84,7 @@ class Attention:
     value_dtype: torch.dtype  # in which P V is computed
     safe_softmax: bool = False  # dead rows give 0 rather than NaN
     sink: tuple[fx.Node, Layout] | None = None  # an extra logit a row without a value
-    causal: bool = False  # a fused call's own flag: j <= i
+    band: Band = Band()  # keys that a row may see by position
     dropout: float = 0.0
     probabilities: tuple[tuple[fx.Node, Layout], ...] = ()  # probabilities that are used elsewhere
     probabilities_stage: str = "none"  # none | softmax | dropped
