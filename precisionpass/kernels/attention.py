@@ -12,13 +12,14 @@ from precisionpass.kernels.attention_backward import key_value_gradients, query_
 from precisionpass.kernels.attention_bias import bias_gradients
 from precisionpass.kernels.attention_forward import attention_forward
 from precisionpass.kernels.attention_rows import prepare_rows, revisit_rows
-from precisionpass.kernels.launch import Plan, describable, heads_last, launch, strides_of
+from precisionpass.kernels.launch import NO_STRIDES, Plan, describable, heads_last, launch, strides_of
 
 if TYPE_CHECKING:
     from precisionpass.ops.arguments import AttentionArguments, Gradients, Saved
 
 WIDEST = 256
 ROWS_PADDED = 128
+WIDEST_TWO_LEVEL = 128  # wider, a second accumulator does not fit the registers
 ROWS_AT_A_TIME = 32
 
 
@@ -61,18 +62,24 @@ def forward(arguments: AttentionArguments) -> tuple[Tensor, Tensor, Tensor, Tens
         variant = plan.variant_for(
             tile,
             rounded_normaliser=arguments.normaliser == "rounded",
+            two_level=arguments.normaliser == "rounded" and not plan.exact and plan.value_width <= WIDEST_TWO_LEVEL,
             ones_width=tile.ones_width,
             precise_log_sum=not arguments.keeps_residual or plan.width >= tuning.PRECISE_LOG_SUM,
             residual=arguments.keeps_residual,
+            # One program on a multiprocessor: the copy engine stores beside it; of several, each stores for itself.
+            residual_descriptor=arguments.keeps_residual and plan.variant["descriptors"] and tile.warps > 4,
             sinks=arguments.sinks is not None,
             row_max=arguments.return_max_logits,
         )
         target, strides = plan.tiled(output, tile.query_block, plan.value_width)
-        steps = plan.tiled(residual, tile.query_block, plan.value_width)[0] if arguments.keeps_residual else None
+        if variant.residual_descriptor:
+            steps, steps_strides = plan.tiled(residual, tile.query_block, plan.value_width)
+        else:
+            steps, steps_strides = (residual, strides_of(residual)) if arguments.keeps_residual else (None, NO_STRIDES)
         launch(
             attention_forward, plan.query_programs(tile.query_block), tile,
             *plan.inputs(tile), arguments.sinks, strides_of(arguments.sinks), arguments.seed,
-            target, strides, steps, lse, row_max if arguments.return_max_logits else None, *plan.sizes(),
+            target, strides, steps, steps_strides, lse, row_max if arguments.return_max_logits else None, *plan.sizes(),
             VARIANT=variant, QUERY_BLOCK=tile.query_block, KEY_BLOCK=tile.key_block,
         )  # fmt: skip
     return output, residual, lse, _largest(arguments, row_max, q), q.new_empty(0)

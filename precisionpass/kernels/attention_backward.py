@@ -47,7 +47,7 @@ def gather_rows(
         key_tile, tl.trans(query_tile), value_tile, tl.trans(gradient_tile),
         query_index[None, :], key_index[:, None], row_shift[None, :], row_correction[None, :],
         bias, bias_strides, mask, mask_strides, seed, batch_head,
-        query_count, key_count, left, right, diagonal, numbers, VARIANT, CHECK,
+        query_count, key_count, left, right, diagonal, numbers, VARIANT, CHECK, not VARIANT.whole_keys,
     )  # fmt: skip
     if VARIANT.exact:
         value_sum = tl.dot(kept, gradient_tile, value_sum, input_precision="ieee")
@@ -164,7 +164,7 @@ def gather_keys(
         query_tile, tl.trans(key_tile), gradient_tile, tl.trans(value_tile),
         query_index[:, None], key_index[None, :], row_shift[:, None], row_correction[:, None],
         bias, bias_strides, mask, mask_strides, seed, batch_head,
-        query_count, key_count, left, right, diagonal, numbers, VARIANT, CHECK,
+        query_count, key_count, left, right, diagonal, numbers, VARIANT, CHECK, CHECK,
     )  # fmt: skip
     slope = score_gradient(probabilities, gradient, row_delta[:, None], allowed, VARIANT)
     slope = product_gradient(slope, product, numbers, VARIANT)

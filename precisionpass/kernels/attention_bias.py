@@ -88,7 +88,8 @@ def bias_gradients(
                     query_tile, tl.trans(key_tile), gradient_tile, tl.trans(value_tile),
                     query_index[:, None], (key_start + tl.arange(0, KEY_BLOCK))[None, :],
                     row_shift[:, None], row_correction[:, None], head_bias, bias_strides, head_mask, mask_strides,
-                    dropout_seed, batch_head, query_count, key_count, left, right, diagonal, numbers, VARIANT, True,
+                    dropout_seed, batch_head, query_count, key_count, left, right, diagonal, numbers,
+                    VARIANT, True, True,
                 )  # fmt: skip
                 total += score_gradient(probabilities, gradient, row_delta[:, None], allowed, VARIANT)
 

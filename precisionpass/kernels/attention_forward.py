@@ -14,7 +14,7 @@ LENGTHS = ["heads", "group", "query_count", "key_count", "left", "right", "diago
 @triton.jit(do_not_specialize=LENGTHS)
 def attention_forward(
     query, query_strides, key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides,
-    sinks, sinks_strides, seed, output, output_strides, residual, log_sum_exp, maximum,
+    sinks, sinks_strides, seed, output, output_strides, residual, residual_strides, log_sum_exp, maximum,
     heads, group, query_count, key_count, left, right, diagonal, numbers,
     VARIANT: tl.constexpr, QUERY_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -58,33 +58,35 @@ def attention_forward(
     else:
         row_sum = tl.zeros([QUERY_BLOCK], tl.float32)
 
+    state = accumulator, row_sum, precise_sum, row_max
     start, whole_start, whole_end, end = key_range(
         query_start, key_count, left, right, diagonal, QUERY_BLOCK, KEY_BLOCK, VARIANT
     )
     if VARIANT.left_bound:
         for key_start in tl.range(start, whole_start, KEY_BLOCK):
-            accumulator, row_sum, precise_sum, row_max = absorb(
-                accumulator, row_sum, precise_sum, row_max, query_tile, key_start,
+            state = absorb(
+                state, query_tile, key_start,
                 key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, dropout_seed,
                 batch, batch_head, key_head, query_index, query_count, key_count, left, right, diagonal, numbers,
                 VARIANT, KEY_BLOCK, True,
             )  # fmt: skip
     for key_start in tl.range(whole_start, whole_end, KEY_BLOCK):
-        accumulator, row_sum, precise_sum, row_max = absorb(
-            accumulator, row_sum, precise_sum, row_max, query_tile, key_start,
+        state = absorb(
+            state, query_tile, key_start,
             key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, dropout_seed,
             batch, batch_head, key_head, query_index, query_count, key_count, left, right, diagonal, numbers,
             VARIANT, KEY_BLOCK, False,
         )  # fmt: skip
     if VARIANT.right_bound or not VARIANT.whole_keys:
         for key_start in tl.range(whole_end, end, KEY_BLOCK):
-            accumulator, row_sum, precise_sum, row_max = absorb(
-                accumulator, row_sum, precise_sum, row_max, query_tile, key_start,
+            state = absorb(
+                state, query_tile, key_start,
                 key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, dropout_seed,
                 batch, batch_head, key_head, query_index, query_count, key_count, left, right, diagonal, numbers,
                 VARIANT, KEY_BLOCK, True,
             )  # fmt: skip
 
+    accumulator, row_sum, precise_sum, row_max = state
     if VARIANT.rounded_normaliser and not VARIANT.exact:
         row_sum = tl.max(row_sum, 1)  # every column holds the same sum
         if not VARIANT.precise_log_sum:
@@ -110,6 +112,6 @@ def attention_forward(
     )  # fmt: skip
     if VARIANT.residual:
         store_tile(
-            residual, output_strides, batch, head, query_start, query_count, residual_code.encode(precise, rounded),
-            QUERY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.descriptors,
+            residual, residual_strides, batch, head, query_start, query_count, residual_code.encode(precise, rounded),
+            QUERY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.residual_descriptor,
         )  # fmt: skip

@@ -139,7 +139,7 @@ def revisit_rows(
                 query_tile, tl.trans(key_tile), gradient_tile, tl.trans(value_tile),
                 query_index[:, None], (key_start + tl.arange(0, KEY_BLOCK))[None, :],
                 row_shift[:, None], 0.0, bias, bias_strides, mask, mask_strides, dropout_seed, batch_head,
-                query_count, key_count, left, right, diagonal, numbers, VARIANT, True,
+                query_count, key_count, left, right, diagonal, numbers, VARIANT, True, True,
             )  # fmt: skip
             weight += tl.sum(probabilities, 1)
             weighted += tl.sum(probabilities * gradient, 1)

@@ -11,7 +11,8 @@ from precisionpass.kernels.scores import LOG2_E, scores, shape_gradient
 def probabilities_and_gradient(
     left_key, right_key, left_value, right_value, query_index, key_index, shift, correction,
     bias, bias_strides, mask, mask_strides, seed, batch_head,
-    query_count, key_count, left, right, diagonal, numbers, VARIANT: tl.constexpr, CHECK: tl.constexpr,
+    query_count, key_count, left, right, diagonal, numbers,
+    VARIANT: tl.constexpr, CHECK: tl.constexpr, GUARD: tl.constexpr,
 ):  # fmt: skip
     """(Q K^T, P, P after dropout, dP, allowed) from two products; `shift` as `prepare_rows` left it, +inf gives P = 0.
 
@@ -25,7 +26,7 @@ def probabilities_and_gradient(
         gradient = tl.dot(left_value, right_value)
     values, allowed = scores(
         product, query_index, key_index, bias, bias_strides, mask, mask_strides,
-        query_count, key_count, left, right, diagonal, numbers, VARIANT, CHECK,
+        query_count, key_count, left, right, diagonal, numbers, VARIANT, CHECK, GUARD,
     )  # fmt: skip
     if VARIANT.fused_scale:
         probabilities = tl.exp2(values * (numbers.scale * LOG2_E) - shift)

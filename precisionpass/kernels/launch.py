@@ -69,6 +69,16 @@ def described(tensor: Tensor, rows: int, width: int) -> TensorDescriptor:
     return TensorDescriptor(tensor, list(tensor.shape), [*strides, 1], [1, 1, rows, width])
 
 
+def _readable(mask: Tensor | None) -> Tensor | None:
+    """A mask as the kernels read it: bytes, or FP32 where it is one row for all queries.
+
+    A load pipeline moves four bytes or more at a time; a row of bytes would be waited for in every block.
+    """
+    if mask is None or mask.shape[2] > 1:
+        return None if mask is None else mask.view(torch.uint8)
+    return mask.to(torch.float32)
+
+
 class Plan:
     """One attention as the kernels see it: shared by forward and backward, made anew for each call."""
 
@@ -82,6 +92,7 @@ class Plan:
         self.width, self.value_width = padded(head_dim), padded(value_dim)
         self.left, self.right = self._bounds()
         self.diagonal = arguments.key_offset
+        self.mask = _readable(arguments.mask)
         self.numbers = Numbers(
             float(arguments.scale),
             float(arguments.softcap),
@@ -114,6 +125,7 @@ class Plan:
             "mask_varies_by_query": mask is not None and mask.shape[2] > 1,
             "mask_varies_by_key": mask is not None and mask.shape[3] > 1,
             "dropout": arguments.dropout_p > 0,
+            "dead_rows": self._may_hold_dead_rows(),
             "dead_rows_nan": arguments.dead_rows == "nan",
             "exact": self.exact,
         }
@@ -128,6 +140,11 @@ class Plan:
             left = None
         return left, right
 
+    def _may_hold_dead_rows(self) -> bool:
+        """Whether mask, bias or window can leave a row without a key; causality from the top left never does."""
+        masked = self.arguments.mask is not None or self.arguments.bias is not None
+        return masked or self.left is not None or self.key_count == 0 or (self.right is not None and self.diagonal < 0)
+
     def tile(self, kernel: str) -> tuning.Tile:
         """The tile of a kernel for this attention."""
         width = max(self.width, self.value_width)
@@ -136,6 +153,7 @@ class Plan:
             self.architecture,
             width,
             exact=self.exact,
+            descriptors=self.variant["descriptors"],
             bounded=self.right is not None,
             heavy=self.heavy,
             dropout=self.variant["dropout"],
@@ -158,9 +176,7 @@ class Plan:
     def inputs(self, tile: tuning.Tile) -> tuple[Any, ...]:
         """q, k, v, bias, mask and the strides of each, in the kernels' order."""
         arguments = self.arguments
-        mask = arguments.mask
-        if mask is not None:
-            mask = mask.view(torch.uint8)
+        mask = self.mask
         return (
             *self.tiled(arguments.q, tile.query_block, self.width),
             *self.tiled(arguments.k, tile.key_block, self.width),

@@ -16,12 +16,18 @@ from precisionpass.kernels.tiles import load_tile
 
 @triton.jit
 def absorb(
-    accumulator, row_sum, precise_sum, row_max, query_tile, key_start,
+    state, query_tile, key_start,
     key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, seed,
     batch, batch_head, key_head, query_index, query_count, key_count, left, right, diagonal, numbers,
     VARIANT: tl.constexpr, KEY_BLOCK: tl.constexpr, CHECK: tl.constexpr,
 ):  # fmt: skip
-    """Take KEY_BLOCK keys from `key_start` on into (accumulator, row_sum, precise_sum, row_max)."""
+    """Take KEY_BLOCK keys from `key_start` on into the state.
+
+    Tensor cores truncate when they add, so a long sum of one sign drifts by a fraction of an ulp for every 16 keys: the
+    normaliser and the output by different ones, which is a bias of delta. With `two_level` each block's products start
+    from zero and are added by the CUDA cores, which round.
+    """
+    accumulator, row_sum, precise_sum, row_max = state
     key_tile = load_tile(
         key, key_strides, batch, key_head, key_start, key_count,
         KEY_BLOCK, VARIANT.head_dim, VARIANT.width, VARIANT.descriptors, CHECK,
@@ -33,7 +39,7 @@ def absorb(
     key_index = key_start + tl.arange(0, KEY_BLOCK)
     values, _ = scores(
         product, query_index[:, None], key_index[None, :], bias, bias_strides, mask, mask_strides,
-        query_count, key_count, left, right, diagonal, numbers, VARIANT, CHECK,
+        query_count, key_count, left, right, diagonal, numbers, VARIANT, CHECK, CHECK,
     )  # fmt: skip
 
     new_max = tl.maximum(row_max, tl.max(values, 1))
@@ -45,7 +51,10 @@ def absorb(
         # A product with ones: the tensor cores are idle during the softmax, the CUDA cores are not.
         ONES_WIDTH: tl.constexpr = VARIANT.ones_width
         ones = tl.full([KEY_BLOCK, ONES_WIDTH], 1.0, rounded.dtype)
-        row_sum = tl.dot(rounded, ones, row_sum * rescale[:, None])
+        if VARIANT.two_level:
+            row_sum = tl.fma(row_sum, tl.broadcast_to(rescale[:, None], row_sum.shape), tl.dot(rounded, ones))
+        else:
+            row_sum = tl.dot(rounded, ones, row_sum * rescale[:, None])
         if VARIANT.precise_log_sum:
             precise_sum = precise_sum * rescale + tl.sum(probabilities, 1)
     else:
@@ -55,13 +64,17 @@ def absorb(
             seed, batch_head, query_index[:, None], key_index[None, :], query_count, key_count, numbers.dropout
         )
         rounded = tl.where(kept, rounded, 0.0).to(rounded.dtype)
-    accumulator = accumulator * rescale[:, None]
+    if not VARIANT.two_level:
+        accumulator = accumulator * rescale[:, None]
     value_tile = load_tile(
         value, value_strides, batch, key_head, key_start, key_count,
         KEY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.descriptors, CHECK,
     )  # fmt: skip
     if VARIANT.exact:
         accumulator = tl.dot(rounded, value_tile, accumulator, input_precision="ieee")
+    elif VARIANT.two_level:
+        factor = tl.broadcast_to(rescale[:, None], accumulator.shape)
+        accumulator = tl.fma(accumulator, factor, tl.dot(rounded, value_tile))
     else:
         accumulator = tl.dot(rounded, value_tile, accumulator)
     return accumulator, row_sum, precise_sum, new_max
@@ -91,7 +104,9 @@ def finish(accumulator, row_sum, precise_sum, row_max, sink, numbers, VARIANT: t
     factor = 1.0 / tl.where(empty, 1.0, row_sum)
     if VARIANT.dropout:
         factor = factor * dropout.keep_scale(numbers.dropout)
-    output = tl.where(dead[:, None], 0.0, accumulator * factor[:, None])
+    output = accumulator * factor[:, None]
+    if VARIANT.dead_rows:
+        output = tl.where(dead[:, None], 0.0, output)
     if VARIANT.dead_rows_nan:
         output = tl.where(empty[:, None], float("nan"), output)
     log_sum = tl.where(empty, float("-inf"), shift + tl.log(precise_sum))

@@ -26,12 +26,13 @@ class Tile(NamedTuple):
 FORWARD, KEY_VALUE, QUERY, REVISIT = "forward", "key_value", "query", "revisit"
 
 _HOPPER = {
-    FORWARD: {64: Tile(128, 64, 8, 4, 8), 128: Tile(128, 128, 8, 3, 8), 256: Tile(128, 64, 8, 2, 8)},
+    FORWARD: {64: Tile(64, 128, 4, 2, 8), 128: Tile(128, 128, 8, 3, 8), 256: Tile(128, 64, 8, 2, 8)},
     KEY_VALUE: {64: Tile(64, 64, 4, 3), 128: Tile(64, 64, 4, 2), 256: Tile(64, 64, 8, 2)},
     QUERY: {64: Tile(128, 64, 8, 3), 128: Tile(128, 64, 8, 3), 256: Tile(128, 32, 8, 3)},
     REVISIT: {64: Tile(64, 64, 4, 2), 128: Tile(64, 64, 4, 2), 256: Tile(64, 32, 4, 1)},
 }
-_HOPPER_CAUSAL = {KEY_VALUE: {64: Tile(64, 64, 4, 2)}}  # where a bounded loop is short, occupancy beats stages
+# Where bounds make the loops short, two small programs on a multiprocessor hide the beginning and end of each other.
+_HOPPER_BOUNDED = {FORWARD: {128: Tile(64, 64, 4, 3, 8)}, KEY_VALUE: {64: Tile(64, 64, 4, 2)}}
 _AMPERE = {
     FORWARD: {64: Tile(64, 64, 4, 3, 8), 128: Tile(128, 64, 8, 3, 8), 256: Tile(64, 32, 8, 2, 8)},
     KEY_VALUE: {64: Tile(64, 64, 4, 2), 128: Tile(32, 64, 8, 2), 256: Tile(16, 64, 8, 1)},
@@ -80,20 +81,23 @@ def moves_tiles(name: str) -> bool:
 
 
 def tile_for(
-    kernel: str, name: str, width: int, *, exact: bool, bounded: bool, heavy: bool, dropout: bool
+    kernel: str, name: str, width: int, *, exact: bool, descriptors: bool, bounded: bool, heavy: bool, dropout: bool
 ) -> Tile:
     """The tile of `kernel` on architecture `name` for rows of `width` elements, 16 to 256.
 
-    exact: FP32 inputs. bounded: causal or windowed. heavy: scores need further registers (a mask or bias by row and
-    key, a cap). dropout: Philox keeps several words for each score, so a thread takes fewer scores.
+    exact: FP32 inputs. descriptors: tiles are moved by TMA; by pointers, addresses take registers as on Ampere.
+    bounded: causal or windowed. heavy: scores need further registers (a mask or bias by row and key, a cap).
+    dropout: Philox keeps several words for each score, so a thread takes fewer scores.
     """
+    if moves_tiles(name) and not descriptors:
+        name = "ampere"
     table = (_EXACT if exact else _TABLES[name])[kernel]
     served = min(row for row in table if row >= width)
     tile = table[served]
     if exact:
         return tile
     if bounded and name == "hopper":
-        tile = _HOPPER_CAUSAL.get(kernel, {}).get(served, tile)
+        tile = _HOPPER_BOUNDED.get(kernel, {}).get(served, tile)
     if dropout:
         if kernel == KEY_VALUE:
             return tile._replace(query_block=min(tile.query_block, 32), key_block=min(tile.key_block, 64))

@@ -17,7 +17,9 @@ class Variant:
     rounded_normaliser:  the row sum adds the 16-bit P that multiplies V (NUMERICS 3), by a product with ones.
     precise_log_sum:     the log-sum-exp comes from a sum of the unrounded P beside it, not from the rounded sum, which
                          moves it by up to 2^-8: one factor for a row of P in the backward, where it cancels.
+    two_level:           each block's products start from zero and are added by rounding FP32 additions, not truncating.
     ones_width:          columns of ones in that product.
+    dead_rows:           some row may have no key; dead_rows_nan: its output is NaN, not 0.
     exact:               FP32 inputs: products in full FP32, P is never rounded.
     """
 
@@ -44,9 +46,12 @@ class Variant:
     dropout: bool = False
     rounded_normaliser: bool = True
     precise_log_sum: bool = True
+    two_level: bool = True
     ones_width: int = 16
     residual: bool = False
+    residual_descriptor: bool = False
     row_max: bool = False
+    dead_rows: bool = False
     dead_rows_nan: bool = False
     exact: bool = False
 

@@ -29,12 +29,13 @@ SHARED_MEMORY_LIMIT = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448, "gfx9
 
 @dataclass(frozen=True)
 class Binary:
-    """One compiled kernel: bytes of shared memory, registers and stack bytes a thread (None where unknown)."""
+    """One compiled kernel: bytes of shared memory, registers and stack bytes a thread (None where unknown), PTX."""
 
     kernel: str
     shared_memory: int
     registers: int | None
     stack: int | None
+    text: str = ""
 
 
 class AbsentDevice:
@@ -57,7 +58,7 @@ class AbsentDevice:
 
 
 @contextmanager
-def compiling_for(name: str) -> Iterator[list[Binary]]:
+def compiling_for(name: str, *, keep_text: bool = False) -> Iterator[list[Binary]]:
     """Inside, kernels are compiled for TARGETS[name] instead of launched, and the binaries collected."""
     found: list[Binary] = []
     config = triton.runtime.driver
@@ -68,7 +69,8 @@ def compiling_for(name: str) -> Iterator[list[Binary]]:
         compiled = kernel.warmup(
             *arguments, **constants, grid=(programs,), **options_of(tile)
         )
-        found.append(Binary(kernel.__name__, compiled.metadata.shared, *_resources(compiled)))
+        text = compiled.asm.get("ptx", "") if keep_text else ""
+        found.append(Binary(kernel.__name__, compiled.metadata.shared, *_resources(compiled), text))
 
     config.set_active(AbsentDevice(TARGETS[name]))
     attention.launch = compile_only
