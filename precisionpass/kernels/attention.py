@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+import triton
 from torch import Tensor
 
 from precisionpass.kernels import tuning
 from precisionpass.kernels.attention_backward import key_value_gradients, query_gradients
 from precisionpass.kernels.attention_bias import bias_gradients
+from precisionpass.kernels.attention_combine import combine_splits
 from precisionpass.kernels.attention_forward import attention_forward
 from precisionpass.kernels.attention_rows import prepare_rows, revisit_rows
 from precisionpass.kernels.launch import NO_STRIDES, Plan, describable, heads_last, launch, strides_of
+from precisionpass.kernels.variant import Variant
 
 if TYPE_CHECKING:
     from precisionpass.ops.arguments import AttentionArguments, Gradients, Saved
@@ -71,18 +75,47 @@ def forward(arguments: AttentionArguments) -> tuple[Tensor, Tensor, Tensor, Tens
             sinks=arguments.sinks is not None,
             row_max=arguments.return_max_logits,
         )
+        programs = plan.query_programs(tile.query_block)
+        splits = plan.splits(tile, programs)
+        if splits > 1:
+            _forward_in_parts(plan, tile, variant, splits, output, residual, lse, row_max)
+            return output, residual, lse, _largest(arguments, row_max, q), q.new_empty(0)
         target, strides = plan.tiled(output, tile.query_block, plan.value_width)
         if variant.residual_descriptor:
             steps, steps_strides = plan.tiled(residual, tile.query_block, plan.value_width)
         else:
             steps, steps_strides = (residual, strides_of(residual)) if arguments.keeps_residual else (None, NO_STRIDES)
         launch(
-            attention_forward, plan.query_programs(tile.query_block), tile,
+            attention_forward, programs, tile,
             *plan.inputs(tile), arguments.sinks, strides_of(arguments.sinks), arguments.seed,
-            target, strides, steps, steps_strides, lse, row_max if arguments.return_max_logits else None, *plan.sizes(),
+            target, strides, steps, steps_strides, lse, row_max if variant.row_max else None, *plan.sizes(), 1,
             VARIANT=variant, QUERY_BLOCK=tile.query_block, KEY_BLOCK=tile.key_block,
         )  # fmt: skip
     return output, residual, lse, _largest(arguments, row_max, q), q.new_empty(0)
+
+
+def _forward_in_parts(
+    plan: Plan, tile: tuning.Tile, variant: Variant, splits: int, output: Tensor, residual: Tensor, lse: Tensor, row_max
+) -> None:
+    """Few rows, many keys: `splits` programs share the keys of a block of rows, another kernel combines them."""
+    arguments, value_dim = plan.arguments, output.shape[3]
+    count = plan.heads * splits
+    parts = torch.empty((plan.batch, count, plan.query_count, value_dim), dtype=torch.float32, device=output.device)
+    part_lse = torch.empty(parts.shape[:3], dtype=torch.float32, device=output.device)
+    part_max = torch.empty_like(part_lse) if variant.row_max else None
+    partial = replace(variant, split=True, residual=False, dead_rows=True, dead_rows_nan=False)
+    launch(
+        attention_forward, plan.query_programs(tile.query_block) * splits, tile,
+        *plan.inputs(tile), None, NO_STRIDES, arguments.seed, parts, strides_of(parts), None, NO_STRIDES,
+        part_lse, part_max, *plan.sizes(), splits,
+        VARIANT=partial, QUERY_BLOCK=tile.query_block, KEY_BLOCK=tile.key_block,
+    )  # fmt: skip
+    launch(
+        combine_splits, plan.batch * plan.heads * plan.query_count, tuning.Tile(1, 1, 4, 1),
+        parts, part_lse, part_max, output, strides_of(output), residual if variant.residual else None,
+        strides_of(output), lse, row_max if variant.row_max else None, plan.heads, plan.query_count, splits,
+        VARIANT=variant, PARTS=triton.next_power_of_2(splits),
+    )  # fmt: skip
 
 
 def _empty_lse(arguments: AttentionArguments, lse: Tensor) -> Tensor:

@@ -8,17 +8,17 @@ from precisionpass.kernels.masks import key_range
 from precisionpass.kernels.online_softmax import absorb, finish
 from precisionpass.kernels.tiles import load_tile, store_tile
 
-LENGTHS = ["heads", "group", "query_count", "key_count", "left", "right", "diagonal"]
+LENGTHS = ["heads", "group", "query_count", "key_count", "left", "right", "diagonal", "splits"]
 
 
 @triton.jit(do_not_specialize=LENGTHS)
 def attention_forward(
     query, query_strides, key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides,
     sinks, sinks_strides, seed, output, output_strides, residual, residual_strides, log_sum_exp, maximum,
-    heads, group, query_count, key_count, left, right, diagonal, numbers,
+    heads, group, query_count, key_count, left, right, diagonal, numbers, splits,
     VARIANT: tl.constexpr, QUERY_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program makes QUERY_BLOCK rows of one head.
+    """One program makes QUERY_BLOCK rows of one head; with `split`, of one part of its keys, for `combine_splits`.
 
         S = clip(softcap(scale * Q K^T)) + bias      -inf where excluded
         O = round(P V / l)      residual = (P V / l - O) in 254ths of an ulp      lse = m + log l
@@ -29,6 +29,10 @@ def attention_forward(
     program = tl.program_id(0)
     batch_head = program // blocks
     block = program % blocks
+    split = 0
+    if VARIANT.split:
+        split = batch_head % splits
+        batch_head = batch_head // splits
     if VARIANT.right_bound:
         block = blocks - 1 - block  # the longest rows first: they set the time of the last wave
     batch = batch_head // heads
@@ -62,6 +66,12 @@ def attention_forward(
     start, whole_start, whole_end, end = key_range(
         query_start, key_count, left, right, diagonal, QUERY_BLOCK, KEY_BLOCK, VARIANT
     )
+    if VARIANT.split:
+        span = tl.cdiv(tl.cdiv(end - start, KEY_BLOCK), splits) * KEY_BLOCK
+        start += split * span
+        end = tl.minimum(end, start + span)
+        whole_start = tl.minimum(tl.maximum(whole_start, start), start + span)
+        whole_end = tl.minimum(tl.maximum(whole_end, whole_start), start + span)
     if VARIANT.left_bound:
         for key_start in tl.range(start, whole_start, KEY_BLOCK):
             state = absorb(
@@ -101,14 +111,21 @@ def attention_forward(
         sink = sink.to(tl.float32)
     precise, log_sum, natural_max = finish(accumulator, row_sum, precise_sum, row_max, sink, numbers, VARIANT)
 
-    statistics = batch_head.to(tl.int64) * query_count + query_index
+    part = batch_head
+    if VARIANT.split:
+        part = batch_head * splits + split
+        head = head * splits + split
+    statistics = part.to(tl.int64) * query_count + query_index
     tl.store(log_sum_exp + statistics, log_sum, mask=row_inside)
     if VARIANT.row_max:
         tl.store(maximum + statistics, natural_max, mask=row_inside)
-    rounded = precise.to(query_tile.dtype)
+    if VARIANT.split:
+        rounded = precise
+    else:
+        rounded = precise.to(query_tile.dtype)
     store_tile(
         output, output_strides, batch, head, query_start, query_count, rounded,
-        QUERY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.descriptors,
+        QUERY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.descriptors and not VARIANT.split,
     )  # fmt: skip
     if VARIANT.residual:
         store_tile(

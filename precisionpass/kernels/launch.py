@@ -11,6 +11,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from precisionpass.kernels import tuning
+from precisionpass.kernels.attention_combine import splits_for
 from precisionpass.kernels.variant import Numbers, Strides, Variant
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 NO_STRIDES = Strides(0, 0, 0, 0)
 FARTHEST = 1 << 30
+FEW_ROWS = 64
 
 
 def launch(kernel: Any, programs: int, tile: tuning.Tile, *arguments: Any, **constants: Any) -> None:
@@ -154,7 +156,7 @@ class Plan:
             width,
             exact=self.exact,
             descriptors=self.variant["descriptors"],
-            bounded=self.right is not None,
+            bounded=self.right is not None or self.query_count <= FEW_ROWS,
             heavy=self.heavy,
             dropout=self.variant["dropout"],
         )
@@ -193,6 +195,13 @@ class Plan:
         right = min(self.right, FARTHEST) if self.right is not None else 0
         group = self.heads // self.key_heads
         return self.heads, group, self.query_count, self.key_count, left, right, self.diagonal, self.numbers
+
+    def splits(self, tile: tuning.Tile, programs: int) -> int:
+        """Parts to split each row's keys into: more than one where few rows would leave the device idle."""
+        if self.query_count > FEW_ROWS or self.arguments.sinks is not None:
+            return 1
+        key_blocks = triton.cdiv(self.key_count, tile.key_block)
+        return splits_for(programs, key_blocks, tuning.multiprocessors(self.arguments.q.device))
 
     def query_programs(self, rows: int) -> int:
         """Programs that cover all rows of all heads."""

@@ -6,6 +6,7 @@ power of two) it serves; the first row at least as wide is taken.
 
 from typing import NamedTuple
 
+import torch
 import triton
 
 
@@ -73,6 +74,11 @@ def architecture() -> str:
     if target.arch // 10 in (10, 11):
         return "blackwell"
     return "ampere" if target.arch == 80 else "small"
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; 0 elsewhere, where nothing is gained from filling them."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0
 
 
 def moves_tiles(name: str) -> bool:

@@ -21,6 +21,7 @@ class Variant:
     ones_width:          columns of ones in that product.
     dead_rows:           some row may have no key; dead_rows_nan: its output is NaN, not 0.
     exact:               FP32 inputs: products in full FP32, P is never rounded.
+    split:               a program takes a part of a row's keys only, and leaves its FP32 output to be combined.
     """
 
     head_dim: int
@@ -54,6 +55,7 @@ class Variant:
     dead_rows: bool = False
     dead_rows_nan: bool = False
     exact: bool = False
+    split: bool = False
 
 
 class Strides(NamedTuple):

@@ -125,5 +125,13 @@ CASES = {
     "large q and k": _case(width=128, size=26.0),
     "one row": _case(rows=1, causal="bottom_right"),
     "one key": _case(keys=1),
+    "decode, many keys": _case(rows=1, keys=900, heads=4, key_heads=2, causal="bottom_right"),
+    "decode, a mask and a window": _case(
+        {"mask": lambda random: random(2, 1, 1, 900) > 0}, batch=2, rows=3, keys=900, causal="bottom_right",
+        window_left=700, dead_rows="nan",
+    ),
+    "decode, dead rows": _case(
+        {"mask": lambda random: (torch.arange(900) > 900).expand(1, 1, 1, 900)}, rows=2, keys=900
+    ),
     "one row, one key, one head": _case(heads=1, rows=1, keys=1),
 }

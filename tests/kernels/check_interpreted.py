@@ -4,6 +4,7 @@ import sys
 
 import torch
 
+from precisionpass.kernels import tuning
 from tests.kernels.agreement import disagreements
 from tests.kernels.cases import CASES
 
@@ -13,6 +14,7 @@ FP32 = ("causal", "grouped", "odd widths", "bias, causal", "window, two sides", 
 def main(names: list[str]) -> int:
     """Print the errors of each case in units of rounding; the number of cases with one above 3."""
     torch.set_num_threads(1)
+    tuning.multiprocessors = lambda device: 16  # as on a small GPU: few rows are split over keys
     faults = 0
     for name, case in CASES.items():
         if names and name not in names:

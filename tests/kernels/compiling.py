@@ -14,7 +14,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from precisionpass.kernels import attention
+from precisionpass.kernels import attention, tuning
 from precisionpass.kernels.launch import options_of
 from precisionpass.ops.arguments import AttentionArguments, Gradients, Saved
 
@@ -62,7 +62,7 @@ def compiling_for(name: str, *, keep_text: bool = False) -> Iterator[list[Binary
     """Inside, kernels are compiled for TARGETS[name] instead of launched, and the binaries collected."""
     found: list[Binary] = []
     config = triton.runtime.driver
-    before, launch = config._active, attention.launch
+    before, launch, multiprocessors = config._active, attention.launch, tuning.multiprocessors
 
     def compile_only(kernel, programs, tile, *arguments, **constants) -> None:
         kernel.device_caches.clear()  # they are kept by device number, whatever the target
@@ -74,10 +74,11 @@ def compiling_for(name: str, *, keep_text: bool = False) -> Iterator[list[Binary
 
     config.set_active(AbsentDevice(TARGETS[name]))
     attention.launch = compile_only
+    tuning.multiprocessors = lambda device: 132
     try:
         yield found
     finally:
-        attention.launch = launch
+        attention.launch, tuning.multiprocessors = launch, multiprocessors
         config._active = before
 
 

@@ -21,6 +21,7 @@ MORE_FOR_HOPPER = {
     "causal, 128 wide": {"width": 128, "causal": "top_left"},
     "causal, 256 wide": {"width": 256, "causal": "top_left"},
     "latent, 192 and 128": {"width": 192, "value_width": 128, "causal": "top_left"},
+    "decode": {"width": 128, "rows": 1, "keys": 4096, "key_heads": 1},
     "full mask": {"width": 128, "mask": SQUARE},
     "float32": {"width": 64, "dtype": torch.float32, "causal": "top_left"},
 }
