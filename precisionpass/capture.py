@@ -6,10 +6,9 @@ torch moves one of them.
 """
 
 import contextlib
-import copy
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import sympy
@@ -21,6 +20,7 @@ from torch.utils._pytree import tree_map
 
 from precisionpass import graph
 from precisionpass.errors import PrecisionPassError
+from precisionpass.preserve import own_copy, restored
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _FRAME = re.compile(r'File "([^"]*)", line (\d+)')
@@ -123,16 +123,16 @@ def dry_run(
     """
 
     def backend(module: fx.GraphModule, inputs):
-        outputs = [_stand_in(module, output) for output in _outputs(module)]
+        answer = _stand_ins(module)
         look(module)
-        return lambda *actual: tuple(value(actual) for value in outputs)
+        return answer
 
     model = call if isinstance(call, torch.nn.Module) else None
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
         stack.enter_context(torch._dynamo.config.patch(recompile_limit=100_000, accumulated_recompile_limit=100_000))
-        stack.enter_context(_restored(model))
-        args, kwargs = tree_map(_own_copy, (args, dict(kwargs)))
+        stack.enter_context(restored(model))
+        args, kwargs = tree_map(own_copy, (args, dict(kwargs)))
         try:
             torch.compile(call, backend=backend, dynamic=dynamic)(*args, **kwargs)
         except BackendCompilerFailed as problem:
@@ -143,7 +143,8 @@ def dry_run(
             name = type(call).__name__ if model is not None else getattr(call, "__name__", str(call))
             raise PrecisionPassError(
                 "the model could not be captured", where=name, why=str(problem).strip().split("\n\n")[0][:600],
-                fix="make the call work under torch.compile(model) first; its message above names the line", code="PP401",
+                fix="make the call work under torch.compile(model) first; its message above names the line",
+                code="PP401",
             ) from problem  # fmt: skip
 
 
@@ -151,55 +152,68 @@ def _outputs(module: fx.GraphModule) -> list:
     return list(next(n for n in module.graph.nodes if n.op == "output").args[0])
 
 
-def _stand_in(module: fx.GraphModule, output) -> Callable:
-    """What a captured graph's output is replaced by: an input as it is, else zeros."""
-    if not isinstance(output, fx.Node):
-        return lambda actual: output
+def _stand_ins(module: fx.GraphModule) -> Callable[..., tuple]:
+    """What answers in place of a captured graph: inputs as they are, whole numbers and masks computed (sizes and
+    branches further on may depend on them), zeros for everything else.
+    """
     inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
-    if output in inputs:
-        position = inputs.index(output)
-        return lambda actual: actual[position]
+    outputs, examples = _outputs(module), [graph.value(n) for n in module.graph.nodes if n.op == "placeholder"]
+    exact = [o for o in outputs if _is_exact(o)]
+    compute = _only(module, exact)
+
+    def answer(*actual) -> tuple:
+        today = _sizes_today(examples, actual)
+        try:
+            computed = dict(zip(exact, compute(*actual), strict=True)) if exact else {}
+        except RuntimeError:
+            computed = {}
+        values = dict(zip(inputs, actual, strict=True)) | computed
+        return tuple(values[o] if o in values else _zeros(o, today) if isinstance(o, fx.Node) else o for o in outputs)
+
+    return answer
+
+
+def _is_exact(output) -> bool:
+    value = graph.value(output) if isinstance(output, fx.Node) and output.op != "placeholder" else None
+    return isinstance(value, torch.Tensor) and not value.dtype.is_floating_point and not value.dtype.is_complex
+
+
+def _only(module: fx.GraphModule, wanted: list[fx.Node]) -> fx.GraphModule:
+    """A copy of a graph that computes these nodes and nothing else."""
+    needed = set(wanted)
+    for node in reversed(module.graph.nodes):
+        if node in needed:
+            needed.update(node.all_input_nodes)
+    copied, images = fx.Graph(), {}
+    for node in module.graph.nodes:
+        if node in needed or node.op == "placeholder":
+            images[node] = copied.node_copy(node, images.__getitem__)
+    copied.output(tuple(images[node] for node in wanted))
+    return fx.GraphModule(module, copied)
+
+
+def _sizes_today(examples: list, actual: tuple) -> dict:
+    """The symbols of the captured inputs with the sizes of this call's."""
+    known = {}
+    for example, value in zip(examples, actual, strict=True):
+        pairs = [(example, value)] if isinstance(example, torch.SymInt) else []
+        if isinstance(example, torch.Tensor) and isinstance(value, torch.Tensor):
+            pairs = list(zip(example.shape, value.shape, strict=True))
+        known |= {graph.expression(e): v for e, v in pairs if isinstance(e, torch.SymInt)}
+    return known
+
+
+def _zeros(output: fx.Node, today: dict):
+    def size(s) -> int:
+        known = graph.expression(s)
+        known = known.xreplace(today) if isinstance(known, sympy.Basic) else known
+        return int(known) if isinstance(known, int) or known.is_number else graph.hint(s)
+
     value = graph.value(output)
     if not isinstance(value, torch.Tensor):
-        return lambda actual: graph.hint(value)
-    shape, wants = [graph.hint(s) for s in value.shape], value.requires_grad
-    return lambda actual: torch.zeros(shape, dtype=value.dtype, device=value.device).requires_grad_(wants)
-
-
-def _own_copy(leaf):
-    """An argument whose changes do not reach the user's: tensors share memory (no graph is run), objects are copied."""
-    if isinstance(leaf, torch.Tensor):
-        return leaf.detach().requires_grad_(leaf.requires_grad)
-    try:
-        return copy.deepcopy(leaf)
-    except Exception:
-        return leaf  # what cannot be copied is passed as it is
-
-
-@contextlib.contextmanager
-def _restored(model: torch.nn.Module | None) -> Iterator[None]:
-    """Attributes, buffers and an earlier in-place compilation of every module are as before on leaving."""
-    modules = [] if model is None else list(model.modules())
-    held = [
-        (m, dict(m.__dict__), {k: dict(m.__dict__[k]) for k in ("_buffers", "_parameters", "_modules")})
-        for m in modules
-    ]
-    buffers = [(b, b._version, b.detach().clone()) for m in modules for b in m.buffers(recurse=False)]
-    for module in modules:
-        module.__dict__.pop("_compiled_call_impl", None)
-    try:
-        yield
-    finally:
-        for module, attributes, tables in held:
-            module.__dict__.clear()
-            module.__dict__.update(attributes)
-            for name, table in tables.items():
-                module.__dict__[name].clear()
-                module.__dict__[name].update(table)
-        with torch.no_grad():
-            for buffer, version, content in buffers:
-                if buffer._version != version:
-                    buffer.copy_(content)
+        return size(value) if isinstance(value, torch.SymInt) else value
+    zeros = torch.zeros([size(s) for s in value.shape], dtype=value.dtype, device=value.device)
+    return zeros.requires_grad_(value.requires_grad)
 
 
 def _common(stacks: list[tuple]) -> tuple:

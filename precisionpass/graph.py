@@ -58,9 +58,11 @@ def arguments(node: fx.Node) -> dict:
     return named
 
 
-def packet(node: fx.Node):
-    """The operator without its overload (`aten.add` for `aten.add.Tensor`), or the target itself."""
-    return getattr(node.target, "overloadpacket", node.target) if node.op == "call_function" else None
+def packet(node):
+    """The operator without its overload (`aten.add` for `aten.add.Tensor`) or the target itself; None for no call."""
+    if not isinstance(node, fx.Node) or node.op != "call_function":
+        return None
+    return getattr(node.target, "overloadpacket", node.target)
 
 
 def is_mutable(node: fx.Node) -> bool:
