@@ -1,6 +1,5 @@
 """The story on one page: captured graph -> shadow -> sites -> decisions -> rewritten graph -> report."""
 
-import copy
 import logging
 import time
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from precisionpass.rewriting import rewrite
 from precisionpass.rules import RuleSet
 from precisionpass.shadow import holds_anchor, make_shadow
 from precisionpass.sites import find_sites
+from precisionpass.snapshot import snapshot
 
 log = logging.getLogger("precisionpass")
 
@@ -39,23 +39,19 @@ def _one_graph(captured: Captured, rules: RuleSet) -> GraphResult:
     """All of it or nothing: an error of ours costs coverage, never the user's run, and the graph is as it was."""
     if not holds_anchor(captured.module):
         return GraphResult(captured.name)
-    before = copy.deepcopy(captured.module.graph)
+    as_it_was = snapshot(captured.module)
     try:
-        return _stages(captured, rules)
+        shadow = make_shadow(captured.module)
+        sites, near_misses = find_sites(shadow)
+        decisions = decide(captured, sites, rules)
+        missed = tuple((miss, origin_of(captured, miss)) for miss in near_misses)
+        rewritten = rewrite(captured, shadow, decisions)
     except PrecisionPassError:
         raise
     except Exception as problem:
-        captured.module.graph = before
+        as_it_was.restore()
         log.warning("graph %s was left alone", captured.name, exc_info=problem)
         return GraphResult(captured.name, events=(_left_alone(captured, problem),))
-
-
-def _stages(captured: Captured, rules: RuleSet) -> GraphResult:
-    shadow = make_shadow(captured.module)
-    sites, near_misses = find_sites(shadow)
-    decisions = decide(captured, sites, rules)
-    missed = tuple((miss, origin_of(captured, miss)) for miss in near_misses)
-    rewritten = rewrite(captured, shadow, decisions)
     return GraphResult(captured.name, rewritten.decisions, missed, (), rewritten.before, rewritten.after)
 
 

@@ -56,7 +56,7 @@ def make_shadow(module: fx.GraphModule) -> Shadow:
     """
     inputs = [graph.value(n) for n in module.graph.nodes if n.op == "placeholder"]
     # a metadata change in the graph (t_, resize_) must not reach the captured example values
-    inputs = [x.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x for x in inputs]
+    inputs = [_detached(x) if isinstance(x, torch.Tensor) and x.dim() else x for x in inputs]
     interpreter = _Shadowing(module)
     with _undisturbed(_fake_mode(module)):
         traced = make_fx(
@@ -80,6 +80,11 @@ def make_shadow(module: fx.GraphModule) -> Shadow:
                     node.meta["used"] = True
     _mark_live(traced)
     return Shadow(traced.graph, image, source, owner, frozenset(interpreter.opaque))
+
+
+def _detached(tensor: torch.Tensor) -> torch.Tensor:
+    """Its own tensor on the same memory. (Not for one without dimensions: it remembers the number it was made from.)"""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def _mark_live(traced: fx.GraphModule) -> None:
@@ -150,8 +155,8 @@ class _Shadowing(fx.Interpreter):
         if node.op in ("placeholder", "output"):
             return super().run_node(node)
         inside = self.depth > 0 or name.endswith(_CLOSERS)
-        if node.op == "get_attr" and isinstance(self.fetch_attr(node.target), torch.nn.Module):
-            return self.fetch_attr(node.target)
+        if node.op == "get_attr":
+            return self._attribute(node, self.fetch_attr(node.target))
         if inside or isinstance(node.target, HigherOrderOperator) or _calls_module(node):
             return self._opaque(node)
         written_out = WRITTEN_OUT.get(node.target) if node.op == "call_function" else None
@@ -159,6 +164,15 @@ class _Shadowing(fx.Interpreter):
             args, kwargs = self.fetch_args_kwargs_from_env(node)
             return written_out(*args, **kwargs)
         return super().run_node(node)
+
+    def _attribute(self, node: fx.Node, held):
+        """A module as it is; a tensor that the graph holds (a whole train step holds its parameters) as a fake one."""
+        example = node.meta.get("example_value")
+        if not isinstance(held, torch.Tensor) or not isinstance(example, FakeTensor):
+            return held
+        tracer = _tracer()
+        proxy = tracer.create_proxy("call_function", held_tensor, (), {})
+        return track_tensor_tree(_detached(example), proxy, constant=None, tracer=tracer)
 
     def _opaque(self, node: fx.Node):
         """Stands for a call that is not looked into: fresh values of the captured shapes, no operations."""
@@ -169,6 +183,10 @@ class _Shadowing(fx.Interpreter):
         tracer = _tracer()
         proxy = tracer.create_proxy("call_function", opaque_call, (), {})
         return track_tensor_tree(example, proxy, constant=None, tracer=tracer)
+
+
+def held_tensor():
+    """Target of shadow nodes that stand for tensors that the captured graph holds itself."""
 
 
 def opaque_call():
