@@ -72,6 +72,7 @@ def make_shadow(module: fx.GraphModule) -> Shadow:
         image[captured] = tree_map(lambda name: names.get(name) if isinstance(name, str) else None, value)
         if isinstance(image[captured], fx.Node):
             source.setdefault(image[captured], captured)
+            image[captured].meta["captured"] = source[image[captured]].name
     owner = {names[name]: captured for name, captured in interpreter.owners.items() if name in names}
     for captured in [*interpreter.opaque, *(n for n in module.graph.nodes if n.op == "output")]:
         for read in captured.all_input_nodes:

@@ -38,33 +38,55 @@ def number(value: float) -> sympy.Expr:
     return sympy.Integer(value) if value == int(value) and abs(value) < 1e6 else sympy.Float(value)
 
 
-def text(expression: sympy.Expr, names: Mapping[sympy.Symbol, sympy.Symbol] | None = None) -> str:
-    """The expression in the closed grammar that the ops parse; with other names, the formula that a person reads."""
+_SUM, _PRODUCT, _FACTOR = 1, 2, 3
 
-    def show(e: sympy.Expr) -> str:
+
+def text(expression: sympy.Expr, names: Mapping[sympy.Symbol, sympy.Symbol] | None = None) -> str:
+    """The expression in the closed grammar that the ops parse, with other names for its symbols where given."""
+    return _Printer(names or {}, exact=True).show(expression, _SUM)
+
+
+def formula(expression: sympy.Expr, names: Mapping[sympy.Symbol, sympy.Symbol]) -> str:
+    """The expression as a person reads it, with these names; numbers to six digits."""
+    return _Printer(names, exact=False).show(expression, _SUM)
+
+
+@dataclass(frozen=True)
+class _Printer:
+    names: Mapping[sympy.Symbol, sympy.Symbol]
+    exact: bool
+
+    def show(self, e: sympy.Expr, inside: int) -> str:
+        """`e` as it stands within a sum, a product or a factor: bracketed where it binds less tightly."""
+        shown, binds = self._shown(e)
+        return f"({shown})" if binds < inside else shown
+
+    def _shown(self, e: sympy.Expr) -> tuple[str, int]:
         if isinstance(e, Tanh | Clamp | Where):
-            return f"{type(e).__name__.lower()}({', '.join(map(show, e.args))})"
+            return f"{type(e).__name__.lower()}({', '.join(self.show(a, _SUM) for a in e.args)})", _FACTOR
         if e.is_Symbol:
-            return (names or {}).get(e, e).name
+            return self.names.get(e, e).name, _FACTOR  # type: ignore[attr-defined]
         if e == -INFINITY:
-            return "-inf"
+            return "-inf", _SUM
         if e.is_Number:
-            value = float(e)
-            shown = str(int(value)) if value == int(value) and abs(value) < 1e6 else repr(value)
-            return shown if value >= 0 else f"({shown})"
+            return self._number(float(e)), _FACTOR if e >= 0 else _SUM
         if e.is_Add:
-            return "(" + " + ".join(map(show, _scores_first(e.args))) + ")"
+            return " + ".join(self.show(a, _PRODUCT) for a in _scores_first(e.args)), _SUM
         if e.is_Mul:
             over = [a for a in e.args if a.is_Pow and a.exp == -1]
-            plain = [show(a) for a in _scores_first(tuple(a for a in e.args if a not in over))]
-            return "(" + " * ".join(plain or ["1"]) + "".join(f" / {show(a.base)}" for a in over) + ")"
+            plain = [self.show(a, _FACTOR) for a in _scores_first(tuple(a for a in e.args if a not in over))]
+            divided = "".join(f" / {self.show(a.base, _FACTOR)}" for a in over)
+            return " * ".join(plain or ["1"]) + divided, _PRODUCT
         if e.is_Pow and e.exp == -1:
-            return f"(1 / {show(e.base)})"
+            return f"1 / {self.show(e.base, _FACTOR)}", _PRODUCT
         if e.is_Pow and e.exp == 2:
-            return f"({show(e.base)} * {show(e.base)})"
+            return f"{self.show(e.base, _FACTOR)} * {self.show(e.base, _FACTOR)}", _PRODUCT
         raise ValueError(f"{e} is outside the closed grammar of score expressions")
 
-    return show(expression)
+    def _number(self, value: float) -> str:
+        if value == int(value) and abs(value) < 1e6:
+            return str(int(value))
+        return repr(value) if self.exact else f"{value:.6g}"
 
 
 def _scores_first(arguments):

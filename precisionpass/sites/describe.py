@@ -67,25 +67,25 @@ def _narrowed(operand: Operand, product: torch.dtype, exact: bool) -> torch.dtyp
 def attention_formula(operation: Attention) -> str:
     names = {}
     for position, (node, layout) in enumerate(operation.reads):
-        names[expression.read(position)] = sympy.Symbol(f"{node.name}[{_indices(operation, layout)}]")
+        names[expression.read(position)] = sympy.Symbol(f"{name_of(node)}[{_indices(operation, layout)}]")
     for name, node in operation.numbers.items():
-        names[sympy.Symbol(name, real=True)] = sympy.Symbol(node.name)
+        names[sympy.Symbol(name, real=True)] = sympy.Symbol(name_of(node))
     names[expression.RAW] = sympy.Symbol("QK^T")
-    score = expression.text(operation.score, names)
-    score = (
-        score[1:-1]
-        if score.startswith("(") and score.endswith(")") and score.count("(") == score.count(")") == 1
-        else score
-    )
+    score = expression.formula(operation.score, names)
     high, low = operation.band.high, operation.band.low
     causal = "" if high is None else ", j <= i" if high == 0 else f", j <= i + {high}"
     causal += "" if low is None else f", j >= i - {-low}"
-    sink = f", sink {operation.sink[0].name}" if operation.sink else ""
+    sink = f", sink {name_of(operation.sink[0])}" if operation.sink else ""
     inside = f"softmax({score}{causal}{sink})"
     if operation.dropout:
         inside = f"dropout({inside}, {operation.dropout:g})"
-    factors = "".join(f" * {node.name}" for node, _ in operation.factors)
+    factors = "".join(f" * {name_of(node)}" for node, _ in operation.factors)
     return f"{inside} V{factors}"
+
+
+def name_of(node: fx.Node) -> str:
+    """The user's name of a value where the captured graph has it, else the operation's."""
+    return node.meta.get("captured", node.name)
 
 
 def _indices(operation: Attention, layout) -> str:

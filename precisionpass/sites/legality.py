@@ -22,12 +22,13 @@ def check_not_mutated(nodes: tuple[fx.Node, ...], reads: Iterable[fx.Node], inte
     The new call reads everything at the place of the last node. A view shares the memory of its base, so memories are
     compared, not nodes.
     """
-    interior = set(interior)
+    interior, reads = set(interior), set(reads)
     position = {node: index for index, node in enumerate(nodes)}
     first_read: dict[int, int] = {}
-    for node in {*interior, *reads}:
-        if graph.is_tensor(node) and node.users:
-            at = min(position[user] for user in node.users)
+    for node in interior | reads:
+        readers = [position[user] for user in node.users if user in interior or user in reads]
+        if graph.is_tensor(node) and readers:
+            at = min(readers)
             memory = graph.storage(node)
             first_read[memory] = min(at, first_read.get(memory, at))
     last = max(position[node] for node in interior)

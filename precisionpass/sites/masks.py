@@ -107,7 +107,7 @@ def _combined(node: fx.Node, kind, operands):
         return _chosen(condition, yes, no)
     if kind in _ARITHMETIC and len(operands) == 2:
         first, second = operands
-        if kind in (aten.logical_and, aten.bitwise_and) and not (first.constant or second.constant):
+        if kind in _AND and not (first.constant or second.constant):
             return _both(first, second)
         function = _ARITHMETIC[kind]
         if second.constant:
@@ -122,15 +122,15 @@ def _times(a: float, b: float) -> float:
 
 
 _COMPARISONS = {aten.le: (0, True), aten.lt: (-1, True), aten.ge: (0, False), aten.gt: (1, False)}
+_AND = {aten.logical_and, aten.bitwise_and, aten.__and__}
+_OR = {aten.logical_or, aten.bitwise_or, aten.__or__}
 _ARITHMETIC = {
     aten.add: lambda a, b: a + b,
     aten.sub: lambda a, b: a - b,
     aten.rsub: lambda a, b: b - a,
     aten.mul: _times,
-    aten.logical_and: lambda a, b: float(bool(a) and bool(b)),
-    aten.bitwise_and: lambda a, b: float(bool(a) and bool(b)),
-    aten.logical_or: lambda a, b: float(bool(a) or bool(b)),
-    aten.bitwise_or: lambda a, b: float(bool(a) or bool(b)),
+    **dict.fromkeys(_AND, lambda a, b: float(bool(a) and bool(b))),
+    **dict.fromkeys(_OR, lambda a, b: float(bool(a) or bool(b))),
     aten.eq: lambda a, b: float(a == b),
     aten.ne: lambda a, b: float(a != b),
 }

@@ -175,7 +175,7 @@ def _casts_inside(moment: Moment, x: fx.Node) -> set[fx.Node]:
 def _without_shared_casts(interior: frozenset[fx.Node], output: fx.Node) -> frozenset[fx.Node]:
     """A cast (perhaps of nothing: FP32 to FP32) that others read as well simply stays."""
     shared = {n for n in interior if n is not output and graph.packet(n) in CASTS and outside_users(n, interior)}
-    return interior - shared
+    return _without_shared_casts(interior - shared, output) if shared else interior
 
 
 def _with_affine(operation: Rowwise, interior):
