@@ -1,6 +1,7 @@
 """One step of a model or function, eager and through precisionpass, compared: outputs and every gradient."""
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -80,6 +81,31 @@ def same(found: Step, expected: Step, tolerance: float, exact: Step | None = Non
             assert ours.norm() <= 10 * theirs.norm(), f"{name}: zero in exact arithmetic, and larger than eager's noise"
         else:
             _close(f"gradient of {name}", ours, theirs, tolerance)
+
+
+def exact(call, *args) -> Step:
+    """The same call in float64, on the rounded inputs."""
+    wide = [a.detach().double().requires_grad_(a.requires_grad) if a.is_floating_point() else a for a in args]
+    return step(call, wide)
+
+
+def compiled_step(call, *args, backend="aot_eager", rules="stable-bf16"):
+    torch._dynamo.reset()
+    compiled = precisionpass.compile(call, rules=rules, backend=backend)
+    return step(compiled, args), precisionpass.report(compiled)
+
+
+def at_least_as_good(call, *args, backend="aot_eager", rules="stable-bf16", factor: float = 1.0, rewritten=1):
+    """Outputs and gradients nearer to float64 than eager's own, or equal."""
+    ours, report = compiled_step(call, *args, backend=backend, rules=rules)
+    theirs, truth = step(call, args), exact(call, *args)
+    assert sum(counts(report).values()) == rewritten, report.text()
+    pairs = [("output", o, t, e) for o, t, e in zip(ours.outputs, theirs.outputs, truth.outputs, strict=True)]
+    pairs += [(name, ours.gradients[name], theirs.gradients[name], truth.gradients[name]) for name in truth.gradients]
+    for name, our, their, true in pairs:
+        assert our.isfinite().all(), name
+        bound = relative(their, true) if their.isfinite().all() else math.inf
+        assert relative(our, true) <= factor * bound + 1e-7, f"{name}: {relative(our, true):.2e} against {bound:.2e}"
 
 
 def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
