@@ -63,7 +63,7 @@ def problem(width: int, causal: bool) -> tuple[AttentionArguments, torch.Tensor]
 
 def candidate(kernel: str, tile: Tile, arguments: AttentionArguments, state: tuple):
     """A function that runs one kernel with one tile."""
-    upstream, rows, dq, dk, dv = state
+    rows, dq, dk, dv = state
     plan = Plan(arguments)
     plan.tile = lambda asked: tile
 
@@ -72,9 +72,9 @@ def candidate(kernel: str, tile: Tile, arguments: AttentionArguments, state: tup
 
     def run() -> None:
         if kernel == KEY_VALUE:
-            attention._launch_key_value(plan, upstream, rows, dk, dv)
+            attention._launch_key_value(plan, rows, dk, dv)
         elif kernel == QUERY:
-            attention._launch_query(plan, upstream, rows, dq)
+            attention._launch_query(plan, rows, dq)
         else:
             chosen, tuning.tile_for = tuning.tile_for, lambda *asked, **how: tile
             try:
@@ -111,11 +111,11 @@ def main() -> None:
             arguments, upstream = problem(width, causal)
             output, residual, lse, _, _ = attention.forward(arguments)
             plan = Plan(arguments)
-            rows = attention._rows(
-                plan, Gradients(upstream, None, None, (True,) * 5), Saved(output, residual, lse), upstream
-            )
+            gradients, saved = Gradients(upstream, None, None, (True,) * 5), Saved(output, residual, lse)
+            rows = attention._Rows(plan, gradients, saved, upstream)
+            attention._prepare(plan, rows)
             dq, dk, dv = (heads_last(t, t.shape, t.dtype) for t in (arguments.q, arguments.k, arguments.v))
-            state = (upstream, rows, dq, dk, dv)
+            state = (rows, dq, dk, dv)
             for kernel, by_width in CANDIDATES.items():
                 for shape in by_width[width]:
                     name = (kernel, width, causal, Tile(*shape))

@@ -150,16 +150,18 @@ def backward(
         upstream = gradients.output
         if plan.variant["descriptors"] and not describable(upstream):
             upstream = heads_last(q, saved.output.shape, q.dtype).copy_(upstream)
-        rows = _rows(plan, gradients, saved, upstream)
+        rows = _Rows(plan, gradients, saved, upstream)
         dk, dv, dq, dbias = nothing, nothing, nothing, nothing
+        if not rows.made_by_query:
+            _prepare(plan, rows)
+        if needs_q:  # first: it may make the rows' statistics on its way
+            dq = heads_last(q, q.shape, q.dtype)
+            _launch_query(plan, rows, dq)
         if needs_k or needs_v:
             dk, dv = heads_last(k, k.shape, k.dtype), heads_last(v, v.shape, v.dtype)
-            _launch_key_value(plan, upstream, rows, dk, dv)
-        if needs_q:
-            dq = heads_last(q, q.shape, q.dtype)
-            _launch_query(plan, upstream, rows, dq)
+            _launch_key_value(plan, rows, dk, dv)
         if needs_bias:
-            dbias = _bias_gradient(plan, upstream, rows)
+            dbias = _bias_gradient(plan, rows)
         dsinks = _sinks_gradient(arguments, saved, rows.delta[:, :, : plan.query_count]) if needs_sinks else nothing
     empty = [tensor.new_empty(0) for tensor in arguments.score_inputs]
     return dq, dk if needs_k else nothing, dv if needs_v else nothing, dbias, dsinks, empty
@@ -171,68 +173,75 @@ class _Rows:
     [B, H, Sq padded to a multiple of the longest tile]: kernels load whole, aligned tiles and test for no end.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, gradients: Gradients, saved: Saved, upstream: Tensor) -> None:
+        arguments = plan.arguments
+        self.saved, self.upstream = saved, upstream
+        self.residual = saved.residual if arguments.delta == "residual" and saved.has_residual else None
+        missing = arguments.delta == "residual" and arguments.rounds and self.residual is None
+        self.recompute = arguments.delta == "recompute" or missing
+        self.lse_gradient = gradients.lse.to(torch.float32).contiguous() if gradients.lse is not None else None
+        nan, bias = plan.variant["dead_rows_nan"], plan.variant["bias"]
+        covers = plan.tile(tuning.QUERY).query_block >= plan.tile(tuning.KEY_VALUE).query_block
+        self.made_by_query = gradients.needs[0] and covers and not (self.recompute or bias or nan)
+        self.settings = {"residual": self.residual is not None, "log_sum_gradient": self.lse_gradient is not None}
         self.padded_count = -(-plan.query_count // ROWS_PADDED) * ROWS_PADDED
         shape = (plan.batch, plan.heads, self.padded_count)
-        device = plan.arguments.q.device
-        self.delta = torch.empty(shape, dtype=torch.float32, device=device)
+        self.delta = torch.empty(shape, dtype=torch.float32, device=upstream.device)
         self.shift = torch.empty_like(self.delta)
-        self.correction = torch.empty_like(self.delta) if plan.variant["bias"] else None
-        nan = plan.variant["dead_rows_nan"]
-        self.dead_heads = torch.zeros(shape[:2], dtype=torch.int32, device=device) if nan else None
+        self.correction = torch.empty_like(self.delta) if bias else None
+        self.dead_heads = torch.zeros(shape[:2], dtype=torch.int32, device=upstream.device) if nan else None
+
+    def statistics(self) -> tuple[Tensor, Tensor, Tensor | None, int]:
+        """shift, delta, correction and the rows of each, in the kernels' order."""
+        return self.shift, self.delta, self.correction, self.padded_count
 
 
-def _rows(plan: Plan, gradients: Gradients, saved: Saved, upstream: Tensor) -> _Rows:
-    arguments, rows = plan.arguments, _Rows(plan)
-    residual = arguments.delta == "residual" and arguments.rounds and saved.has_residual
-    recompute = arguments.delta == "recompute" or (arguments.delta == "residual" and arguments.rounds and not residual)
-    lse_gradient = gradients.lse.to(torch.float32).contiguous() if gradients.lse is not None else None
+def _prepare(plan: Plan, rows: _Rows) -> None:
+    arguments, saved, upstream = plan.arguments, rows.saved, rows.upstream
     tile = tuning.Tile(ROWS_AT_A_TIME, ROWS_AT_A_TIME, 4, 1)
     launch(
         prepare_rows, rows.padded_count // ROWS_AT_A_TIME * plan.batch * plan.heads, tile,
-        saved.output, saved.residual if residual else None, strides_of(saved.output), upstream, strides_of(upstream),
-        saved.lse, lse_gradient, rows.delta, rows.shift, rows.correction, rows.padded_count, rows.dead_heads,
+        saved.output, rows.residual, strides_of(saved.output), upstream, strides_of(upstream),
+        saved.lse, rows.lse_gradient, rows.delta, rows.shift, rows.correction, rows.padded_count, rows.dead_heads,
         plan.heads, plan.query_count,
-        VARIANT=plan.variant_for(tile, residual=residual), ROWS=ROWS_AT_A_TIME,
-        HAS_LOG_SUM_GRADIENT=lse_gradient is not None, WANTS_DELTA=not recompute,
+        VARIANT=plan.variant_for(tile, **rows.settings), ROWS=ROWS_AT_A_TIME, WANTS_DELTA=not rows.recompute,
     )  # fmt: skip
-    if recompute or plan.variant["bias"]:
+    if rows.recompute or plan.variant["bias"]:
         tile = plan.tile(tuning.REVISIT)
-        inputs, gradient = plan.inputs(tile), plan.tiled(upstream, tile.query_block, plan.value_width)
         launch(
             revisit_rows, plan.query_programs(tile.query_block), tile,
-            *inputs, arguments.sinks, strides_of(arguments.sinks), arguments.seed, *gradient, lse_gradient,
+            *plan.inputs(tile), arguments.sinks, strides_of(arguments.sinks), arguments.seed,
+            *plan.tiled(upstream, tile.query_block, plan.value_width), rows.lse_gradient,
             rows.delta, rows.shift, rows.correction, rows.padded_count, *plan.sizes(),
-            VARIANT=plan.variant_for(tile, sinks=arguments.sinks is not None),
-            QUERY_BLOCK=tile.query_block, KEY_BLOCK=tile.key_block,
-            WANTS_DELTA=recompute, HAS_LOG_SUM_GRADIENT=lse_gradient is not None,
+            VARIANT=plan.variant_for(tile, **rows.settings, sinks=arguments.sinks is not None),
+            QUERY_BLOCK=tile.query_block, KEY_BLOCK=tile.key_block, WANTS_DELTA=rows.recompute,
         )  # fmt: skip
-    return rows
 
 
-def _launch_key_value(plan: Plan, upstream: Tensor, rows: _Rows, dk: Tensor, dv: Tensor) -> None:
+def _launch_key_value(plan: Plan, rows: _Rows, dk: Tensor, dv: Tensor) -> None:
     tile = plan.tile(tuning.KEY_VALUE)
     launch(
         key_value_gradients, plan.key_programs(tile.key_block), tile,
-        *plan.inputs(tile), plan.arguments.seed, *plan.tiled(upstream, tile.query_block, plan.value_width),
-        rows.shift, rows.delta, rows.correction, rows.padded_count, rows.dead_heads,
+        *plan.inputs(tile), plan.arguments.seed, *plan.tiled(rows.upstream, tile.query_block, plan.value_width),
+        *rows.statistics(), rows.dead_heads,
         *plan.tiled(dk, tile.key_block, plan.width), *plan.tiled(dv, tile.key_block, plan.value_width), *plan.sizes(),
         VARIANT=plan.variant_for(tile), QUERY_BLOCK=tile.query_block, KEY_BLOCK=tile.key_block,
     )  # fmt: skip
 
 
-def _launch_query(plan: Plan, upstream: Tensor, rows: _Rows, dq: Tensor) -> None:
+def _launch_query(plan: Plan, rows: _Rows, dq: Tensor) -> None:
     tile = plan.tile(tuning.QUERY)
     launch(
         query_gradients, plan.query_programs(tile.query_block), tile,
-        *plan.inputs(tile), plan.arguments.seed, *plan.tiled(upstream, tile.query_block, plan.value_width),
-        rows.shift, rows.delta, rows.correction, rows.padded_count,
-        *plan.tiled(dq, tile.query_block, plan.width), *plan.sizes(),
-        VARIANT=plan.variant_for(tile), QUERY_BLOCK=tile.query_block, KEY_BLOCK=tile.key_block,
+        *plan.inputs(tile), plan.arguments.seed, *plan.tiled(rows.upstream, tile.query_block, plan.value_width),
+        *rows.statistics(), rows.saved.output, rows.residual, strides_of(rows.saved.output), rows.saved.lse,
+        rows.lse_gradient, *plan.tiled(dq, tile.query_block, plan.width), *plan.sizes(),
+        VARIANT=plan.variant_for(tile, makes_rows=rows.made_by_query, **rows.settings),
+        QUERY_BLOCK=tile.query_block, KEY_BLOCK=tile.key_block,
     )  # fmt: skip
 
 
-def _bias_gradient(plan: Plan, upstream: Tensor, rows: _Rows) -> Tensor:
+def _bias_gradient(plan: Plan, rows: _Rows) -> Tensor:
     bias = plan.arguments.bias
     tile = plan.tile(tuning.REVISIT)
     total = torch.empty(bias.shape, dtype=torch.float32, device=bias.device)
@@ -242,8 +251,8 @@ def _bias_gradient(plan: Plan, upstream: Tensor, rows: _Rows) -> Tensor:
     spans = (plan.batch if bias.shape[0] == 1 else 1, plan.heads if heads == 1 else 1)
     launch(
         bias_gradients, planes * own_rows * own_keys, tile,
-        *plan.inputs(tile), plan.arguments.seed, *plan.tiled(upstream, tile.query_block, plan.value_width),
-        rows.shift, rows.delta, rows.correction, rows.padded_count, total, *plan.sizes(), heads, *spans,
+        *plan.inputs(tile), plan.arguments.seed, *plan.tiled(rows.upstream, tile.query_block, plan.value_width),
+        *rows.statistics(), total, *plan.sizes(), heads, *spans,
         VARIANT=plan.variant_for(tile), QUERY_BLOCK=tile.query_block, KEY_BLOCK=tile.key_block,
     )  # fmt: skip
     return total.to(bias.dtype)

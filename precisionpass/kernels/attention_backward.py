@@ -10,7 +10,7 @@ from registers.
 import triton
 import triton.language as tl
 
-from precisionpass.kernels import dropout
+from precisionpass.kernels import attention_rows, dropout
 from precisionpass.kernels.gradients import probabilities_and_gradient, product_gradient, score_gradient
 from precisionpass.kernels.masks import key_range, query_range
 from precisionpass.kernels.tiles import load_tile, store_tile
@@ -179,11 +179,11 @@ def gather_keys(
 def query_gradients(
     query, query_strides, key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, seed,
     output_gradient, gradient_strides, shift, delta, correction, padded_count,
-    query_gradient, query_gradient_strides,
+    output, residual, output_strides, log_sum_exp, log_sum_gradient, query_gradient, query_gradient_strides,
     heads, group, query_count, key_count, left, right, diagonal, numbers,
     VARIANT: tl.constexpr, QUERY_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """dQ of QUERY_BLOCK rows of one head."""
+    """dQ of QUERY_BLOCK rows of one head; with `makes_rows` their delta and shift too, for the kernel of dK and dV."""
     WIDTH: tl.constexpr = VARIANT.width
     blocks = tl.cdiv(query_count, QUERY_BLOCK)
     batch_head = tl.program_id(0) // blocks
@@ -213,8 +213,20 @@ def query_gradients(
         output_gradient, gradient_strides, batch, head, query_start, query_count,
         QUERY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.descriptors, not VARIANT.whole_queries,
     )  # fmt: skip
-    row_shift = tl.load(shift + statistics)
-    row_delta = tl.load(delta + statistics)
+    if VARIANT.makes_rows:
+        row_delta = attention_rows.row_delta(
+            gradient_tile, output, residual, output_strides, log_sum_gradient, batch, head, batch_head, query_start,
+            query_count, VARIANT, QUERY_BLOCK,
+        )  # fmt: skip
+        row_shift, dead = attention_rows.row_shift(
+            log_sum_exp, batch_head, query_start, query_count, VARIANT, QUERY_BLOCK
+        )
+        row_delta = tl.where(dead, 0.0, row_delta)
+        tl.store(shift + statistics, row_shift)
+        tl.store(delta + statistics, row_delta)
+    else:
+        row_shift = tl.load(shift + statistics)
+        row_delta = tl.load(delta + statistics)
     row_correction = row_delta
     if VARIANT.bias:
         row_correction = tl.load(correction + statistics)

@@ -18,62 +18,84 @@ LENGTHS = ["heads", "group", "query_count", "key_count", "left", "right", "diago
 PRECISE_LOG_SUM = tl.constexpr(256.0)  # above it the spacing of FP32 passes 1e-5, a relative error of P
 
 
+@triton.jit
+def row_delta(
+    gradient, output, residual, output_strides, log_sum_gradient, batch, head, batch_head, start, query_count,
+    VARIANT: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """rowsum(dO * O) - dlse of ROWS rows from `start` on, whose dO is `gradient`; 0 past the last row."""
+    index = start + tl.arange(0, ROWS)
+    value = load_tile(
+        output, output_strides, batch, head, start, query_count,
+        ROWS, VARIANT.value_dim, VARIANT.value_width, False, True,
+    )  # fmt: skip
+    if VARIANT.residual:
+        steps = load_tile(
+            residual, output_strides, batch, head, start, query_count,
+            ROWS, VARIANT.value_dim, VARIANT.value_width, False, True,
+        )  # fmt: skip
+        precise = residual_code.decode(value, steps)
+    else:
+        precise = value.to(tl.float32)
+    delta = tl.sum(precise * gradient.to(tl.float32), 1)
+    if VARIANT.log_sum_gradient:
+        place = batch_head.to(tl.int64) * query_count + index
+        delta -= tl.load(log_sum_gradient + place, mask=index < query_count, other=0.0)
+    return delta
+
+
+@triton.jit
+def row_shift(log_sum_exp, batch_head, start, query_count, VARIANT: tl.constexpr, ROWS: tl.constexpr):
+    """(what P = exp(S - lse) subtracts, in the units of its exponent, which rows are dead).
+
+    +inf on dead rows, so that P is 0 there (NaN by rule), and past the last row: no kernel tests for the end.
+    """
+    index = start + tl.arange(0, ROWS)
+    place = batch_head.to(tl.int64) * query_count + index
+    log_sum = tl.load(log_sum_exp + place, mask=index < query_count, other=float("inf"))
+    dead = log_sum == float("-inf")
+    shift = log_sum
+    if VARIANT.fused_scale:
+        shift = log_sum * LOG2_E
+    if VARIANT.dead_rows_nan:
+        shift = tl.where(dead, float("nan"), shift)
+    else:
+        shift = tl.where(dead, float("inf"), shift)
+    return shift, dead
+
+
 @triton.jit(do_not_specialize=["heads", "query_count"])
 def prepare_rows(
     output, residual, output_strides, output_gradient, gradient_strides, log_sum_exp, log_sum_gradient,
     delta, shift, correction, padded_count, dead_heads, heads, query_count, VARIANT: tl.constexpr, ROWS: tl.constexpr,
-    HAS_LOG_SUM_GRADIENT: tl.constexpr, WANTS_DELTA: tl.constexpr,
+    WANTS_DELTA: tl.constexpr,
 ):  # fmt: skip
     """delta and shift for ROWS rows of one head, in memory of `padded_count` rows a head.
 
-    `shift` is +inf on dead rows, so that P is 0 there (NaN by rule), and on the padding: no kernel tests for the end.
+    Neighbouring programs take neighbouring heads: those are what stands side by side in memory.
     """
     blocks = padded_count // ROWS
-    batch_head = tl.program_id(0) // blocks
-    start = (tl.program_id(0) % blocks) * ROWS
-    batch = batch_head // heads
-    head = batch_head % heads
-    index = start + tl.arange(0, ROWS)
-    inside = index < query_count
-    unpadded = batch_head.to(tl.int64) * query_count + index
-    statistics = batch_head.to(tl.int64) * padded_count + index
-
-    log_sum = tl.load(log_sum_exp + unpadded, mask=inside, other=float("inf"))
-    dead = log_sum == float("-inf")
-    if VARIANT.fused_scale:
-        scaled = log_sum * LOG2_E
-    else:
-        scaled = log_sum
+    head = tl.program_id(0) % heads
+    start = ((tl.program_id(0) // heads) % blocks) * ROWS
+    batch = tl.program_id(0) // heads // blocks
+    batch_head = batch * heads + head
+    statistics = batch_head.to(tl.int64) * padded_count + start + tl.arange(0, ROWS)
+    subtracted, dead = row_shift(log_sum_exp, batch_head, start, query_count, VARIANT, ROWS)
+    tl.store(shift + statistics, subtracted)
     if VARIANT.dead_rows_nan:
-        scaled = tl.where(dead, float("nan"), scaled)
         tl.atomic_max(dead_heads + batch_head, tl.max(dead.to(tl.int32), 0))
-    else:
-        scaled = tl.where(dead, float("inf"), scaled)
-    tl.store(shift + statistics, scaled)
     if VARIANT.bias:
         tl.store(correction + statistics, tl.zeros([ROWS], tl.float32))
-
     if WANTS_DELTA:
-        value = load_tile(
-            output, output_strides, batch, head, start, query_count,
-            ROWS, VARIANT.value_dim, VARIANT.value_width, False, True,
-        )  # fmt: skip
-        if VARIANT.residual:
-            steps = load_tile(
-                residual, output_strides, batch, head, start, query_count,
-                ROWS, VARIANT.value_dim, VARIANT.value_width, False, True,
-            )  # fmt: skip
-            precise = residual_code.decode(value, steps)
-        else:
-            precise = value.to(tl.float32)
         gradient = load_tile(
             output_gradient, gradient_strides, batch, head, start, query_count,
             ROWS, VARIANT.value_dim, VARIANT.value_width, False, True,
         )  # fmt: skip
-        row_delta = tl.sum(precise * gradient.to(tl.float32), 1)
-        if HAS_LOG_SUM_GRADIENT:
-            row_delta -= tl.load(log_sum_gradient + unpadded, mask=inside, other=0.0)
-        tl.store(delta + statistics, tl.where(dead, 0.0, row_delta))
+        found = row_delta(
+            gradient, output, residual, output_strides, log_sum_gradient, batch, head, batch_head, start, query_count,
+            VARIANT, ROWS,
+        )  # fmt: skip
+        tl.store(delta + statistics, tl.where(dead, 0.0, found))
     else:
         tl.store(delta + statistics, tl.zeros([ROWS], tl.float32))  # finite in the padding too, where P = 0
 
@@ -83,8 +105,7 @@ def revisit_rows(
     query, query_strides, key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides,
     sinks, sinks_strides, seed, output_gradient, gradient_strides, log_sum_gradient,
     delta, shift, correction, padded_count, heads, group, query_count, key_count, left, right, diagonal, numbers,
-    VARIANT: tl.constexpr, QUERY_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr,
-    WANTS_DELTA: tl.constexpr, HAS_LOG_SUM_GRADIENT: tl.constexpr,
+    VARIANT: tl.constexpr, QUERY_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr, WANTS_DELTA: tl.constexpr,
 ):  # fmt: skip
     """One more pass over the keys of QUERY_BLOCK rows, for delta by recomputation and for exact normalisers.
 
@@ -102,8 +123,8 @@ def revisit_rows(
     query_index = query_start + tl.arange(0, QUERY_BLOCK)
     inside = query_index < query_count
     statistics = batch_head.to(tl.int64) * padded_count + query_index
-    row_shift = tl.load(shift + statistics)
-    sizes = tl.where(row_shift == float("inf"), 0.0, tl.abs(row_shift))
+    subtracted = tl.load(shift + statistics)
+    sizes = tl.where(subtracted == float("inf"), 0.0, tl.abs(subtracted))
     large = (sizes > PRECISE_LOG_SUM) & VARIANT.bias
     weight = tl.zeros([QUERY_BLOCK], tl.float32)
     weighted = tl.zeros([QUERY_BLOCK], tl.float32)
@@ -138,7 +159,7 @@ def revisit_rows(
             product, probabilities, kept, gradient, allowed = probabilities_and_gradient(
                 query_tile, tl.trans(key_tile), gradient_tile, tl.trans(value_tile),
                 query_index[:, None], (key_start + tl.arange(0, KEY_BLOCK))[None, :],
-                row_shift[:, None], 0.0, bias, bias_strides, mask, mask_strides, dropout_seed, batch_head,
+                subtracted[:, None], 0.0, bias, bias_strides, mask, mask_strides, dropout_seed, batch_head,
                 query_count, key_count, left, right, diagonal, numbers, VARIANT, True, True,
             )  # fmt: skip
             weight += tl.sum(probabilities, 1)
@@ -147,15 +168,15 @@ def revisit_rows(
             # The sink holds a share of the row, and its value, so its gradient, is zero.
             row = sinks + batch.to(tl.int64) * sinks_strides.batch + head.to(tl.int64) * sinks_strides.head
             sink = tl.load(row + query_index.to(tl.int64) * sinks_strides.row, mask=inside, other=0.0).to(tl.float32)
-            log_sum = row_shift
+            log_sum = subtracted
             if VARIANT.fused_scale:
-                log_sum = row_shift / LOG2_E
+                log_sum = subtracted / LOG2_E
             weight += tl.exp2((sink - log_sum) * LOG2_E)
     if VARIANT.bias:
         tl.store(correction + statistics, tl.where(large & (weight > 0.0), tl.log2(weight), 0.0))
     if WANTS_DELTA:
-        row_delta = weighted / tl.where(weight > 0.0, weight, 1.0)
-        if HAS_LOG_SUM_GRADIENT:
+        found = weighted / tl.where(weight > 0.0, weight, 1.0)
+        if VARIANT.log_sum_gradient:
             unpadded = batch_head.to(tl.int64) * query_count + query_index
-            row_delta -= tl.load(log_sum_gradient + unpadded, mask=inside, other=0.0)
-        tl.store(delta + statistics, row_delta)
+            found -= tl.load(log_sum_gradient + unpadded, mask=inside, other=0.0)
+        tl.store(delta + statistics, found)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 NO_STRIDES = Strides(0, 0, 0, 0)
 FARTHEST = 1 << 30
 FEW_ROWS = 64
+SHORT = 4096  # fewer keys than this, and a forward's loop is short as if it were bounded
 
 
 def launch(kernel: Any, programs: int, tile: tuning.Tile, *arguments: Any, **constants: Any) -> None:
@@ -150,13 +151,14 @@ class Plan:
     def tile(self, kernel: str) -> tuning.Tile:
         """The tile of a kernel for this attention."""
         width = max(self.width, self.value_width)
+        short = kernel == tuning.FORWARD and self.key_count < SHORT
         return tuning.tile_for(
             kernel,
             self.architecture,
             width,
             exact=self.exact,
             descriptors=self.variant["descriptors"],
-            bounded=self.right is not None or self.query_count <= FEW_ROWS,
+            bounded=self.right is not None or self.query_count <= FEW_ROWS or short,
             heavy=self.heavy,
             dropout=self.variant["dropout"],
         )

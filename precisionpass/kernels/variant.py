@@ -21,6 +21,8 @@ class Variant:
     ones_width:          columns of ones in that product.
     dead_rows:           some row may have no key; dead_rows_nan: its output is NaN, not 0.
     exact:               FP32 inputs: products in full FP32, P is never rounded.
+    log_sum_gradient:    a gradient arrives through the returned log-sum-exp.
+    makes_rows:          the kernel of dQ, which runs first, makes delta and shift; else `prepare_rows` has.
     split:               a program takes a part of a row's keys only, and leaves its FP32 output to be combined.
     """
 
@@ -55,6 +57,8 @@ class Variant:
     dead_rows: bool = False
     dead_rows_nan: bool = False
     exact: bool = False
+    log_sum_gradient: bool = False
+    makes_rows: bool = False
     split: bool = False
 
 
