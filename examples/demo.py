@@ -1,0 +1,147 @@
+"""The main job: train two small models as they are and through precisionpass, in BF16 on a CPU, and compare.
+
+    make demo            # or: python examples/demo.py [--steps N] [--review FOLDER]
+
+GPT-2 (attention written out) and Llama (scaled_dot_product_attention) of about 10 M parameters, random weights, the
+sources of Python's standard library as text. Every figure printed is measured here and now.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import sys
+import time
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is loaded
+
+import torch
+from measuring import attention_of, bias, eager, flash_style, fused, gradient_error, gradients, ours
+from small_models import LENGTH, batches, corpus, gpt2, llama, speed_up_bf16
+
+import precisionpass
+from precisionpass.numerics.generators import persistent_sink
+
+SEQUENCES = 4  # of a batch
+SEEDS = (1, 2, 3)  # batches that gradients are measured on
+SEVERAL = {"GPT-2": (gpt2, "eager", eager), "Llama": (llama, "sdpa", fused)}
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train GPT-2 and Llama with and without precisionpass.")
+    parser.add_argument("--steps", type=int, default=32, help="training steps of each model (32)")
+    parser.add_argument("--review", type=Path, default=Path("demo_review"), help="folder for the reviews (demo_review)")
+    options = parser.parse_args()
+    started = time.perf_counter()
+    backend = chosen_backend()
+    if speed_up_bf16():
+        print("This CPU has no BF16 instructions: BF16 matrix products are computed in FP32 and rounded once, for both.")
+    text = corpus()
+    for name, (make, attention, its_attention) in SEVERAL.items():
+        review = options.review / name.lower().replace("-", "")
+        plain = make(attn_implementation=attention).bfloat16()
+        through = make(attn_implementation=attention).bfloat16()
+        size = sum(weight.numel() for weight in plain.parameters()) / 1e6
+        headline(f"{name}: {size:.1f} M parameters, BF16, {attention} attention, batches of {SEQUENCES} x {LENGTH} bytes")
+        plain.compile(backend=backend)
+        precisionpass.compile(through, rules="stable-bf16", review=str(review), backend=backend)
+        losses, seconds = train_both(name, plain, through, text, options.steps)
+        print(precisionpass.report(through))
+        show_losses(losses, seconds, backend)
+        show_gradient_errors(name, plain, through, text)
+        show_bias(plain, its_attention, text)
+        print(f"\nThe review, with the graph before and after: {review.absolute()}/index.html")
+    print(f"\nDone in {time.perf_counter() - started:.0f} s.")
+
+
+def chosen_backend() -> str:
+    """Inductor, which needs a C++ compiler on a CPU, else aot_eager."""
+    if shutil.which(os.environ.get("CXX", "g++")):
+        return "inductor"
+    print('There is no C++ compiler here (g++, or what CXX names): both models run with backend="aot_eager".')
+    return "aot_eager"
+
+
+def train_both(name, plain, through, text, steps):
+    """The losses of both models, step by step on the same batches, and the seconds of each step but the first."""
+    models = {"as it is": plain, "precisionpass": through}
+    optimizers = {arm: torch.optim.AdamW(model.parameters(), lr=5e-4) for arm, model in models.items()}
+    losses, seconds = ({arm: [] for arm in models} for _ in range(2))
+    for step, ids in zip(range(steps), batches(text, SEQUENCES), strict=False):
+        for arm, model in models.items():
+            progress(f"{name}: step {step + 1} of {steps}" + (f", compiling {arm}" if step == 0 else ""))
+            began = time.perf_counter()
+            loss = model(input_ids=ids, labels=ids).loss
+            loss.backward()
+            optimizers[arm].step()
+            optimizers[arm].zero_grad()
+            seconds[arm].append(time.perf_counter() - began)
+            losses[arm].append(float(loss.detach()))
+    progress("")
+    return losses, seconds
+
+
+def show_losses(losses, seconds, backend) -> None:
+    """Both curves, and the loss at some steps side by side."""
+    steps = len(losses["as it is"])
+    top, bottom = max(map(max, losses.values())), min(map(min, losses.values()))
+    print(f"Loss, nats a byte, from {top:.2f} (full bar) to {bottom:.2f}:")
+    for arm, curve in losses.items():
+        print(f"    {arm:<14}{''.join(BARS[round((loss - bottom) / (top - bottom or 1) * 7)] for loss in curve)}")
+    shown = sorted({*range(0, steps, max(1, steps // 8)), steps - 1})
+    print(f"    {'step':<14}" + "".join(f"{step + 1:>8}" for step in shown))
+    for arm, curve in losses.items():
+        print(f"    {arm:<14}" + "".join(f"{curve[step]:8.3f}" for step in shown))
+    typical = {arm: statistics.median(times[1:] or times) for arm, times in seconds.items()}
+    for arm, times in seconds.items():
+        print(f"    {arm:<14}{typical[arm]:.2f} s a step (median; {times[0]:.0f} s for the first, with torch.compile and {backend})")
+    print(f"    precisionpass / as it is: {typical['precisionpass'] / typical['as it is']:.2f} of the time")
+
+
+def show_gradient_errors(name, plain, through, text) -> None:
+    """The error of all gradients against a float64 copy with the same weights, on batches that training has not seen."""
+    through.load_state_dict(plain.state_dict())
+    double = SEVERAL[name][0](attn_implementation="eager").double()
+    double.load_state_dict(plain.state_dict())
+    print("\nGradients against a float64 copy with the weights just trained (norm of the error / norm):")
+    print(f"    {'batch':<14}{'as it is':>14}{'precisionpass':>16}{'ratio':>8}")
+    ratios = []
+    for seed in SEEDS:
+        progress(f"{name}: gradients in float64, batch {seed} of {len(SEEDS)}")
+        ids = next(batches(text, SEQUENCES, seed))
+        true = gradients(double, ids)
+        before, after = (gradient_error(gradients(model, ids), true) for model in (plain, through))
+        ratios.append(after / before)
+        progress("")
+        print(f"    {seed:<14}{before:>14.2e}{after:>16.2e}{ratios[-1]:>8.2f}")
+    print(f"    {'geometric mean':<44}{statistics.geometric_mean(ratios):>8.2f}")
+
+
+def show_bias(model, its_attention, text) -> None:
+    """The bias of three attentions on the same q, k, v and dO: those of the trained model, and a sink that fails."""
+    own = attention_of(model, next(batches(text, SEQUENCES, SEEDS[0])))
+    print("\nBias of attention: |mean rowsum dS| relative to mean sum |dO| P|V|, 0 in exact arithmetic:")
+    print(f"    {'inputs':<22}{'as it is':>14}{'flash-style':>14}{'precisionpass':>16}")
+    cases = {"this model's": own} | {f"persistent sink, {seed}": persistent_sink(seed) for seed in SEEDS}
+    for label, case in cases.items():
+        figures = [bias(attend, case) for attend in (its_attention, flash_style, ours)]
+        print(f"    {label:<22}{figures[0]:>14.1e}{figures[1]:>14.1e}{figures[2]:>16.1e}")
+    print("    flash-style: what fused kernels on GPUs do, emulated here; persistent sink: inputs on which it fails.")
+
+
+def headline(words: str) -> None:
+    print(f"\n{words}\n{'=' * len(words)}")
+
+
+def progress(words: str) -> None:
+    """One line on a terminal's stderr that the next one overwrites; nothing elsewhere."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{words}", end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
