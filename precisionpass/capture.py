@@ -228,7 +228,7 @@ def _common(stacks: list[tuple]) -> tuple:
 
 def _readable(path: str) -> str:
     """`L['self'].model.layers[0].attn` as `model.layers.0.attn`."""
-    path = re.sub(r"^L\[['\"][^'\"]*['\"]\]\.?", "", path)
+    path = re.sub(r"^L\[['\"][^'\"]*['\"]\]", "", path)
     path = re.sub(r"(?:\._modules)?\[(['\"]?)(.*?)\1\]", r".\2", path)
     return path.strip(".")
 
