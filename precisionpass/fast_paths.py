@@ -57,9 +57,3 @@ def multi_head_attention(
     if not need_weights:
         return output, None
     return output, probabilities.mean(1) if average_attn_weights else probabilities
-
-
-WRITTEN_OUT = {
-    torch._transformer_encoder_layer_fwd: encoder_layer,
-    torch._native_multi_head_attention: multi_head_attention,
-}

@@ -13,7 +13,7 @@ def own_copy(leaf):
         return leaf.detach().requires_grad_(leaf.requires_grad)
     try:
         return copy.deepcopy(leaf)
-    except Exception:
+    except Exception:  # noqa: BLE001  (a user's object may refuse in any way)
         return leaf  # what cannot be copied is passed as it is
 
 

@@ -19,11 +19,14 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_slot, make_fx, track_tensor_tree
 from torch.utils._pytree import tree_leaves, tree_map
 
-from precisionpass import graph
-from precisionpass.fast_paths import WRITTEN_OUT
+from precisionpass import fast_paths, graph
 
 _ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast
 _EXIT_AUTOCAST = torch.amp.autocast_mode._exit_autocast
+_WRITTEN_OUT = {
+    torch._transformer_encoder_layer_fwd: fast_paths.encoder_layer,  # pyright: ignore[reportPrivateImportUsage]
+    torch._native_multi_head_attention: fast_paths.multi_head_attention,  # pyright: ignore[reportPrivateImportUsage]
+}
 _OPENERS = ("_increment_nesting", "_enter_dual_level")
 _CLOSERS = ("_decrement_nesting", "_exit_dual_level")
 
@@ -66,6 +69,9 @@ def make_shadow(module: fx.GraphModule) -> Shadow:
             _allow_non_fake_inputs=True,
             record_module_stack=False,
         )(*inputs)
+    placeholders = (n for n in traced.graph.nodes if n.op == "placeholder")
+    for node, captured in zip(placeholders, (n for n in module.graph.nodes if n.op == "placeholder"), strict=True):
+        node.meta["parameter"] = isinstance(graph.value(captured), torch.nn.Parameter)
     image, source = {}, {}
     names = {n.name: n for n in traced.graph.nodes}
     for captured, value in interpreter.images.items():
@@ -160,7 +166,7 @@ class _Shadowing(fx.Interpreter):
             return self._attribute(node, self.fetch_attr(node.target))
         if inside or isinstance(node.target, HigherOrderOperator) or _calls_module(node):
             return self._opaque(node)
-        written_out = WRITTEN_OUT.get(node.target) if node.op == "call_function" else None
+        written_out = _WRITTEN_OUT.get(node.target) if node.op == "call_function" else None
         if written_out is not None:
             args, kwargs = self.fetch_args_kwargs_from_env(node)
             return written_out(*args, **kwargs)

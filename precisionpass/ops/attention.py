@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from types import ModuleType
@@ -61,6 +61,11 @@ def collect(inputs: Sequence[object], settings: dict[str, object]) -> AttentionA
     return AttentionArguments(**values)
 
 
+def without_keys_is_zero(arguments: AttentionArguments) -> AttentionArguments:
+    """With no keys at all every row is an empty sum, whatever becomes of rows whose keys are all masked."""
+    return replace(arguments, dead_rows="zero") if arguments.k.shape[2] == 0 else arguments
+
+
 @lru_cache(maxsize=1)
 def triton_kernels() -> ModuleType | None:
     """The Triton implementation, imported when a CUDA tensor first needs it; None where Triton is not installed."""
@@ -95,6 +100,7 @@ def _forward(*inputs: object, **settings: object) -> tuple[Tensor, Tensor, Tenso
     refuse_forward_mode("attention", arguments.q)
     check_attention_formats(arguments)
     check_attention_sizes(arguments)
+    arguments = without_keys_is_zero(arguments)
     kernels = kernels_for(arguments)
     return reference.forward(arguments) if kernels is None else kernels.forward(arguments)
 
@@ -146,6 +152,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
     arguments = collect((q, k, v, bias, mask, sinks, score_inputs, seed), settings)
     refuse_forward_mode("attention_backward", q)
+    arguments = without_keys_is_zero(arguments)
     gradients = Gradients(grad_output, grad_lse, grad_probabilities, tuple(needs))
     saved = Saved(output, residual, lse)
     kernels = kernels_for(arguments)
@@ -208,6 +215,7 @@ def _autograd_backward(ctx, grad_output, grad_residual, grad_lse, grad_max_logit
     needs = q_to_sinks[:4] + q_to_sinks[5:]
     needs_inputs = [bool(needed) for needed in wanted[6]] if score_inputs else []
     if grad_output is None:
+        needs[2] = False  # V is read by the output alone: no gradient, as eager has it, not one of zeros
         grad_output = torch.zeros_like(result)
     if ctx.settings["probabilities"] == "none":
         grad_probabilities = None

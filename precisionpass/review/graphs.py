@@ -78,6 +78,6 @@ def _plain(value: object) -> int | float | bool | str:
 
 def _code(result: GraphResult) -> dict[str, str]:
     name = f"graph_{result.name}"
-    lines = (text.splitlines(keepends=True) for text in (result.before, result.after))
-    diff = "".join(difflib.unified_diff(*lines, f"{name}.before.py", f"{name}.after.py"))
+    before, after = (text.splitlines(keepends=True) for text in (result.before, result.after))
+    diff = "".join(difflib.unified_diff(before, after, f"{name}.before.py", f"{name}.after.py"))
     return {f"{name}.before.py": result.before, f"{name}.after.py": result.after, f"{name}.diff": diff}

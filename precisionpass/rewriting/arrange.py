@@ -2,10 +2,12 @@
 
 import torch
 from torch import fx
+from torch.ops import aten  # pyright: ignore[reportMissingImports]
 
 from precisionpass import graph
 from precisionpass.rewriting.writer import CannotPlace, Writer
-from precisionpass.sites.axes import Axes, Layout
+from precisionpass.sites.anchors import CASTS
+from precisionpass.sites.axes import VIEWS, Axes, Layout
 from precisionpass.sites.site import Operand
 
 
@@ -116,26 +118,55 @@ class _StridesOnly(Arranger):
         return self.axes.hint((axis,))
 
 
-def view_would_fail(output: fx.Node, axes: Axes, groups: Layout, target: Layout) -> bool:
-    """Whether a view of `output` further on would fail on the op's memory layout although it works on the model's own.
+def strides_matter(output: fx.Node, axes: Axes, groups: Layout, target: Layout) -> bool:
+    """Whether anything that reads `output` could tell the op's memory layout from the model's own.
 
-    groups: the op's output dimensions [B, H, S, D], whose memory is [B, S, H, D]. target: the model's own layout.
+    A view may fail on it or see other elements, a change in place or the caller may depend on it. Only what is known
+    not to is let through. groups: the op's output dimensions [B, H, S, D], whose memory is [B, S, H, D]. target: the
+    model's own layout.
     """
     b, h, s, d = (axes.hint(group) for group in groups)
     memory = torch.empty((b, s, h, d), device="meta").transpose(1, 2)
-    pending = [(output, _StridesOnly(_OnMeta(), axes, []).back(memory, groups, target))]  # type: ignore[arg-type]
+    ours = _StridesOnly(_OnMeta(), axes, []).back(memory, groups, target)  # type: ignore[arg-type]
+    if ours.stride() == torch.empty(ours.shape, device="meta").stride():
+        return False
+    pending = [(output, ours)]
     while pending:
         node, value = pending.pop()
+        if "used" in node.meta:
+            return True
         for user in node.users:
-            if not getattr(user.target, "is_view", False) or user.args[0] is not node:
+            kind = graph.packet(user)
+            if kind in _INDIFFERENT or kind is aten.sym_size:
                 continue
-            try:
-                seen = user.target(value, *_concrete(user.args[1:]))
-            except RuntimeError:
+            if graph.is_mutable(user) or not graph.is_tensor(user):
                 return True
-            if isinstance(seen, torch.Tensor):
-                pending.append((user, seen))
+            if _keeps_strides(user, kind):
+                pending.append((user, value))
+            elif kind in VIEWS and user.args[0] is node:
+                try:
+                    pending.append((user, user.target(value, *_concrete(user.args[1:]))))
+                except RuntimeError:
+                    return True
+            else:
+                return True
     return False
+
+
+# What gives the same result in the same memory layout however its input lies in memory.
+_INDIFFERENT = {
+    aten.matmul, aten.bmm, aten.mm, aten.addmm, aten.linear, aten.einsum, aten.contiguous, aten.layer_norm,
+    aten.sum, aten.mean,
+}  # fmt: skip
+
+
+def _keeps_strides(user: fx.Node, kind) -> bool:
+    """Element by element on a tensor of the result's own shape: the result lies in memory as that tensor does."""
+    if kind in CASTS or kind is aten.dropout:
+        return True
+    if torch.Tag.pointwise not in getattr(user.target, "tags", ()):
+        return False
+    return all(graph.shape(n) == graph.shape(user) for n in user.all_input_nodes if graph.is_tensor(n))
 
 
 def _concrete(argument):

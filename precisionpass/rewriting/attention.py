@@ -11,7 +11,7 @@ from torch import fx
 from precisionpass import graph
 from precisionpass.decide import Decision
 from precisionpass.ops.arguments import AttentionArguments
-from precisionpass.rewriting.arrange import Arranger, view_would_fail
+from precisionpass.rewriting.arrange import Arranger, strides_matter
 from precisionpass.rewriting.writer import Writer
 from precisionpass.score import expression
 from precisionpass.shadow import Shadow
@@ -70,7 +70,7 @@ def _results(decision: Decision, operation: Attention, writer: Writer, gradients
     groups = (operation.batch, heads, operation.rows, operation.values)
     output = writer.cast(output, dtype, operation.value_dtype)
     output = arrange.back(output, groups, operation.output_layout)
-    if view_would_fail(operation.output, axes, groups, operation.output_layout):
+    if strides_matter(operation.output, axes, groups, operation.output_layout):
         output = writer.method("contiguous", output)
     results = {operation.output: output}
     if operation.probabilities:

@@ -86,6 +86,7 @@ class Writer:
         copies of the calls that follow it in there.
         """
         self.known.update(results)
+        sources = [self.shadow.source.get(node) or self.shadow.owner.get(node) for node in interior]
         visible = self._visible(results)
         for old, new in visible.items():
             for user in old.users:
@@ -95,7 +96,6 @@ class Writer:
             image = self.shadow.image.get(old)
             if isinstance(image, fx.Node):
                 self.shadow.source[image] = new  # a later site that reads this result reads the new one
-        sources = [self.shadow.source.get(node) or self.shadow.owner.get(node) for node in interior]
         taken = [user for old in visible if _takes_a_part(old) for user in old.args[0].users]  # type: ignore[union-attr]
         for node in sorted({s for s in (*sources, *taken) if s is not None}, reverse=True):
             if not node.users and node not in self.made and node.op not in ("placeholder", "output"):

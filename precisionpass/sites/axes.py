@@ -63,8 +63,9 @@ class Axes:
     def _split(self, axis: int, major, minor, major_hint: int) -> tuple[int, int]:
         self.sizes += [major, minor]
         self.hints += [major_hint, self.hints[axis] // max(major_hint, 1)]
-        self._parts[axis] = (len(self.sizes) - 2, len(self.sizes) - 1)
-        return self._parts[axis]
+        parts = (len(self.sizes) - 2, len(self.sizes) - 1)
+        self._parts[axis] = parts
+        return parts
 
     def regroup(self, layout: Layout, shape) -> Layout | None:
         """The layout after a reshape to `shape`; None where axes and sizes do not line up."""

@@ -17,16 +17,16 @@ def outside_users(node: fx.Node, interior: Iterable[fx.Node]) -> list[fx.Node]:
 
 
 def check_not_mutated(nodes: tuple[fx.Node, ...], reads: Iterable[fx.Node], interior: Iterable[fx.Node]) -> None:
-    """No tensor may be written to between the moment the model reads it and the site's last node.
-
-    The new call reads everything at the place of the last node. A view shares the memory of its base, so memories are
+    """No operand may be written to between the moment the model reads it and the site's last node, where the new call
+    reads it, and nothing that the site computes at any time. A view shares the memory of its base, so memories are
     compared, not nodes.
     """
     interior, reads = set(interior), set(reads)
     position = {node: index for index, node in enumerate(nodes)}
     first_read: dict[int, int] = {}
     for node in interior | reads:
-        readers = [position[user] for user in node.users if user in interior or user in reads]
+        own = [position[node]] if node in interior else []
+        readers = own or [position[user] for user in node.users if user in interior or user in reads]
         if graph.is_tensor(node) and readers:
             at = min(readers)
             memory = graph.storage(node)

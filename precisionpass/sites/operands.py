@@ -44,7 +44,7 @@ def assemble(axes: Axes, entries, product: Contraction, scores: Scores, value: C
         raise Refused("softmax_over_other_axis", "only a part of the keys is normalised together")
     q = operand(axes, product.left, name_axes(axes, entries, product.left, product.left_labels), scores)
     k = operand(axes, product.right, name_axes(axes, entries, product.right, product.right_labels), scores)
-    if k.places[-1][0].op == "placeholder" and len(k.places[-1][1]) <= 2:
+    if k.places[-1][0].meta.get("parameter") and len(k.places[-1][1]) <= 2:
         raise Refused("no_query_key_product", "the keys are a weight")
     v_entries = dict(zip(value.left_labels, p_layout, strict=True))
     v = operand(axes, value.right, name_axes(axes, v_entries, value.right, value.right_labels), None)

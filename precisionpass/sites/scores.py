@@ -10,6 +10,7 @@ from torch.ops import aten  # pyright: ignore[reportMissingImports]
 
 from precisionpass import graph
 from precisionpass.score import expression
+from precisionpass.score.expression import RAW
 from precisionpass.sites.anchors import CASTS
 from precisionpass.sites.axes import VIEWS, Axes, Layout
 from precisionpass.sites.contraction import Contraction, contraction
@@ -72,7 +73,7 @@ class Scores:
 
     axes: Axes
     layout: Layout
-    expression: sympy.Expr = expression.RAW
+    expression: sympy.Expr = RAW
     reads: list[tuple[fx.Node, Layout]] = field(default_factory=list)
     numbers: dict[str, fx.Node] = field(default_factory=dict)
     sink: tuple[fx.Node, Layout] | None = None

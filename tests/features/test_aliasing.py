@@ -50,8 +50,8 @@ def test_an_operand_mutated_between_scores_and_values_is_right(what, through):
 
 def test_a_view_mutated_between_is_refused_with_its_reason():
     def call(q, k, v):
-        v = v.clone()
-        row = v[:, :, 0]
+        k = k.clone()
+        row = k[:, :, 0]
         probabilities = (q @ k.mT).softmax(-1)
         row.zero_()
         return probabilities @ v
