@@ -96,7 +96,7 @@ def explain(model: Callable, args: tuple = (), kwargs: Mapping[str, Any] | None 
         try:
             if root is not None and training is not None:
                 root.train(training)
-            dry_run(model, tuple(args), kwargs or {}, backend.look)
+            backend.note_calls(dry_run(model, tuple(args), kwargs or {}, backend.look))
         finally:
             for module, mode in modes:
                 module.training = mode

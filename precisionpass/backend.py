@@ -12,6 +12,7 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -73,6 +74,14 @@ class Backend:
         except PrecisionPassError as problem:
             self.events.append(f"{problem.what}: {problem.where}: {problem.why}")
             warnings.warn(f"precisionpass: {problem}", stacklevel=2)
+
+    def note_calls(self, calls: list[int]) -> None:
+        """Count each site as often as its graph was called: one graph may serve every layer of a class."""
+        for position, times in enumerate(calls[: len(self.reports)]):
+            report = self.reports[position]
+            if times > 1:
+                sites = tuple(replace(site, count=site.count * times) for site in report.sites)
+                self.reports[position] = replace(report, sites=sites)
 
     def report(self) -> Report:
         """One report of every graph so far."""

@@ -8,8 +8,9 @@ torch moves one of them.
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import sympy
 import torch
@@ -44,13 +45,16 @@ class Captured:
     modules: Mapping[str, str]
     training: bool
 
-    def origin(self, nodes: Iterable[fx.Node]) -> Origin:
-        """The innermost module that all of the nodes belong to, and the line of the last one that has one."""
+    def origin(self, nodes: Sequence[fx.Node]) -> Origin:
+        """The innermost module that all of the nodes belong to, and the line of the last one that has one.
+
+        After a graph break the nodes know no module: then it is the one whose parameters the nodes read.
+        """
         stacks = [tuple(stack.items()) for node in nodes if (stack := node.meta.get("nn_module_stack"))]
         common = _common(stacks)
         traces = [trace for node in nodes if (trace := node.meta.get("stack_trace"))]
         if not common:
-            return Origin("", "", _source(traces))
+            return Origin(self._owner(nodes), "", _source(traces))
         key, (path, module_class) = common[-1]
         name = self.modules.get(str(key).split("@")[0])
         return Origin(
@@ -58,6 +62,19 @@ class Captured:
             getattr(module_class, "__name__", str(module_class)),
             _source(traces),
         )
+
+    def _owner(self, nodes: Sequence[fx.Node]) -> str:
+        """The module that holds the nearest parameters upstream of the nodes; of several, what they are all part of."""
+        owners, pending, seen = [], list(nodes), set(nodes)
+        while pending:
+            inputs = pending.pop().all_input_nodes
+            held = [self.modules[n.meta["parameter"]] for n in inputs if n.meta.get("parameter") in self.modules]
+            owners += [name.split(".") for name in held]
+            fresh = [] if held else [n for n in inputs if n not in seen]
+            seen.update(fresh)
+            pending += fresh
+        levels = zip(*owners, strict=False)
+        return ".".join(same[0] for same in takewhile(lambda names: len(set(names)) == 1, levels))
 
     @property
     def wants_gradients(self) -> bool:
@@ -105,28 +122,41 @@ def captured_graphs(
 
 
 def module_names(model: torch.nn.Module | None) -> dict[str, str]:
-    """id of every module, as Dynamo writes it, to its exact dotted name; the first name of a shared module counts."""
+    """id of every module, as Dynamo writes it, to its exact dotted name, and of every parameter to its module's.
+
+    The first name of a shared one counts.
+    """
     names: dict[str, str] = {}
     if model is not None:
         for name, module in model.named_modules(remove_duplicate=True):
             names.setdefault(str(id(module)), name)
+            for parameter in module.parameters(recurse=False):
+                names.setdefault(f"parameter {id(parameter)}", name)
     return names
 
 
 def dry_run(
     call: Callable, args: tuple, kwargs: Mapping, look: Callable[[fx.GraphModule], None], dynamic: bool | None = None
-) -> None:
+) -> list[int]:
     """Capture every graph of one call without running any: each goes to `look`, zeros of the right shape come back.
 
+    Returns how often each graph was called: after a graph break one graph may serve many layers.
     Modules, buffers, arguments and random numbers are as before afterwards. Raises PrecisionPassError where torch
     cannot capture the call, and whatever the model's own code or `look` raises.
     """
 
     def backend(module: fx.GraphModule, inputs):
-        answer = _stand_ins(module)
+        answer, number = _stand_ins(module), len(calls)
         look(module)
-        return answer
+        calls.append(0)
 
+        def called(*actual) -> tuple:
+            calls[number] += 1
+            return answer(*actual)
+
+        return called
+
+    calls: list[int] = []
     model = call if isinstance(call, torch.nn.Module) else None
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
@@ -146,6 +176,7 @@ def dry_run(
                 fix="make the call work under torch.compile(model) first; its message above names the line",
                 code="PP401",
             ) from problem  # fmt: skip
+    return calls
 
 
 def _outputs(module: fx.GraphModule) -> list:

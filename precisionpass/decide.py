@@ -52,8 +52,7 @@ def decide(captured: Captured, sites: tuple[Site, ...], rules: RuleSet) -> tuple
 
 def origin_of(captured: Captured, found: Site | NearMiss) -> Origin:
     nodes = found.interior if isinstance(found, Site) else (found.anchor,)
-    order = {node: position for position, node in enumerate(found.anchor.graph.nodes)}
-    return captured.origin(sorted(nodes, key=lambda node: (node is not found.anchor, order[node])))
+    return captured.origin([found.anchor, *sorted(n for n in nodes if n is not found.anchor)])
 
 
 def _decide(captured: Captured, site: Site, rules: RuleSet) -> Decision:

@@ -71,7 +71,9 @@ def make_shadow(module: fx.GraphModule) -> Shadow:
         )(*inputs)
     placeholders = (n for n in traced.graph.nodes if n.op == "placeholder")
     for node, captured in zip(placeholders, (n for n in module.graph.nodes if n.op == "placeholder"), strict=True):
-        node.meta["parameter"] = isinstance(graph.value(captured), torch.nn.Parameter)
+        if isinstance(graph.value(captured), torch.nn.Parameter):
+            argument = captured.meta.get("grapharg")
+            node.meta["parameter"] = f"parameter {id(argument.example)}" if argument is not None else "parameter"
     image, source = {}, {}
     names = {n.name: n for n in traced.graph.nodes}
     for captured, value in interpreter.images.items():

@@ -3,6 +3,7 @@
 from precisionpass.shadow import Shadow
 from precisionpass.sites.anchors import softmaxes
 from precisionpass.sites.attention import find_attention
+from precisionpass.sites.legality import mutations
 from precisionpass.sites.norms import find_norms
 from precisionpass.sites.site import NearMiss, Site
 from precisionpass.sites.softmax import find_softmaxes
@@ -14,10 +15,10 @@ def find_sites(shadow: Shadow) -> tuple[tuple[Site, ...], tuple[NearMiss, ...]]:
     """Every site and near miss of a shadow, in the order of the graph. Nothing is changed."""
     nodes = tuple(shadow.graph.nodes)
     anchors = tuple(softmaxes(nodes))
-    found = list(find_attention(nodes, anchors))
+    writes = mutations(nodes)
+    found = list(find_attention(nodes, anchors, writes))
     taken = {node for item in found if isinstance(item, Site) for node in item.interior}
-    found += find_softmaxes(nodes, [anchor for anchor in anchors if anchor.output not in taken])
-    found += find_norms(nodes)
-    position = {node: index for index, node in enumerate(nodes)}
-    found.sort(key=lambda item: position[item.anchor])
+    found += find_softmaxes([anchor for anchor in anchors if anchor.output not in taken], writes)
+    found += find_norms(nodes, writes)
+    found.sort(key=lambda item: item.anchor)
     return tuple(f for f in found if isinstance(f, Site)), tuple(f for f in found if isinstance(f, NearMiss))

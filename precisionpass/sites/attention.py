@@ -19,22 +19,24 @@ from precisionpass.sites.site import NearMiss, Refused, Site
 _DROPOUT = {aten.dropout, aten.native_dropout, aten.feature_dropout}
 
 
-def find_attention(nodes: tuple[fx.Node, ...], anchors: tuple[SoftmaxAnchor, ...]) -> Iterator[Site | NearMiss]:
+def find_attention(
+    nodes: tuple[fx.Node, ...], anchors: tuple[SoftmaxAnchor, ...], writes: tuple[fx.Node, ...]
+) -> Iterator[Site | NearMiss]:
     """Every attention among the shadow's nodes, and every softmax of a product that is none, with the reason."""
     for node in nodes:
         if graph.packet(node) is aten.scaled_dot_product_attention:
             yield attention_site(fused.read_call(node), frozenset({node}), node, ())
     for anchor in anchors:
         if not anchor.log:
-            yield from _around(anchor, nodes)
+            yield from _around(anchor, writes)
 
 
-def _around(anchor: SoftmaxAnchor, nodes: tuple[fx.Node, ...]) -> Iterator[Site | NearMiss]:
+def _around(anchor: SoftmaxAnchor, writes: tuple[fx.Node, ...]) -> Iterator[Site | NearMiss]:
     """The attention around one softmax. Of several possible products the first that fits is the site's."""
     reason = None
     for walk in walks(anchor.scores):
         try:
-            yield _assemble(anchor, walk, nodes)
+            yield _assemble(anchor, walk, writes)
             return
         except Refused as refusal:
             reason = reason or refusal
@@ -54,7 +56,7 @@ class _Probabilities:
     stages: list[tuple[fx.Node, Layout, bool]] = field(default_factory=list)  # with whether dropout has been applied
 
 
-def _assemble(anchor: SoftmaxAnchor, walk: Walk, nodes: tuple[fx.Node, ...]) -> Site:
+def _assemble(anchor: SoftmaxAnchor, walk: Walk, writes: tuple[fx.Node, ...]) -> Site:
     axes = Axes()
     product = walk.product
     entries: dict[str, tuple[int, ...]] = {}
@@ -79,7 +81,7 @@ def _assemble(anchor: SoftmaxAnchor, walk: Walk, nodes: tuple[fx.Node, ...]) -> 
     operation = operands.finished(operation, output, probabilities.dropout, used, axes)
     places = [node for o in (operation.q, operation.k, operation.v) for node, _ in o.places]
     reads = [*places, *(n for n, _ in (*operation.reads, *operation.factors))]
-    check_not_mutated(nodes, reads, interior)
+    check_not_mutated(writes, reads, interior)
     check_one_grad_mode(interior)
     notes = _removed_casts(walk, probabilities)
     if any(outside_users(node, interior) or "used" in node.meta for node in scored):

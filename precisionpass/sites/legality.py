@@ -16,27 +16,31 @@ def outside_users(node: fx.Node, interior: Iterable[fx.Node]) -> list[fx.Node]:
     return [u for u in node.users if u not in interior and graph.packet(u) not in _SIZES_ONLY and u.meta["live"]]
 
 
-def check_not_mutated(nodes: tuple[fx.Node, ...], reads: Iterable[fx.Node], interior: Iterable[fx.Node]) -> None:
+def mutations(nodes: Iterable[fx.Node]) -> tuple[fx.Node, ...]:
+    """The calls that write to a tensor."""
+    return tuple(node for node in nodes if graph.mutated(node))
+
+
+def check_not_mutated(writes: tuple[fx.Node, ...], reads: Iterable[fx.Node], interior: Iterable[fx.Node]) -> None:
     """No operand may be written to between the moment the model reads it and the site's last node, where the new call
     reads it, and nothing that the site computes at any time. A view shares the memory of its base, so memories are
-    compared, not nodes.
+    compared, not nodes. writes: the graph's `mutations`.
     """
     interior, reads = set(interior), set(reads)
-    position = {node: index for index, node in enumerate(nodes)}
-    first_read: dict[int, int] = {}
+    writes = tuple(node for node in writes if node not in interior)
+    if not writes:
+        return
+    first_read: dict[int, fx.Node] = {}
     for node in interior | reads:
-        own = [position[node]] if node in interior else []
-        readers = own or [position[user] for user in node.users if user in interior or user in reads]
+        readers = [node] if node in interior else [u for u in node.users if u in interior or u in reads]
         if graph.is_tensor(node) and readers:
-            at = min(readers)
             memory = graph.storage(node)
-            first_read[memory] = min(at, first_read.get(memory, at))
-    last = max(position[node] for node in interior)
-    for node in nodes[min(first_read.values(), default=last) : last + 1]:
-        if node in interior:
-            continue
+            first_read[memory] = min([*readers, *([first_read[memory]] if memory in first_read else [])])
+    last = max(interior)
+    for node in writes:
         for written in graph.mutated(node):
-            if graph.is_tensor(written) and first_read.get(graph.storage(written), last) < position[node]:
+            first = first_read.get(graph.storage(written)) if graph.is_tensor(written) else None
+            if first is not None and first < node < last:
                 raise Refused("mutated_between", written.name)
 
 

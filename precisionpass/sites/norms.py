@@ -79,7 +79,7 @@ def _without_eps(node):
     return node, 0.0
 
 
-def find_norms(nodes: tuple[fx.Node, ...]) -> Iterator[Site | NearMiss]:
+def find_norms(nodes: tuple[fx.Node, ...], writes: tuple[fx.Node, ...]) -> Iterator[Site | NearMiss]:
     """Every LayerNorm and RMSNorm among the shadow's nodes; near misses with their reasons."""
     for node in nodes:
         kind = graph.packet(node)
@@ -90,7 +90,7 @@ def find_norms(nodes: tuple[fx.Node, ...]) -> Iterator[Site | NearMiss]:
         if found is None:
             continue
         try:
-            site = _written_out(found, nodes)
+            site = _written_out(found, writes)
             if site is not None:
                 yield site
         except Refused as refusal:
@@ -106,12 +106,12 @@ def _called(node: fx.Node) -> Site:
     eps = named["eps"]
     kind = "layer_norm" if graph.packet(node) is aten.layer_norm else "rms_norm"
     if eps is None:
-        eps = torch.finfo(graph.dtype(x)).eps
+        eps = torch.finfo(at_least_fp32(graph.dtype(x))).eps  # of the format that PyTorch computes in
     operation = Rowwise(x, node, dims, named["weight"], named.get("bias"), eps)
     return _site(kind, operation, frozenset({node}), at_least_fp32(graph.dtype(x)))
 
 
-def _written_out(found: Normalised, nodes: tuple[fx.Node, ...]) -> Site | None:
+def _written_out(found: Normalised, writes: tuple[fx.Node, ...]) -> Site | None:
     row = uncast(found.row)
     variance, squares = moments.variance(found.statistic), moments.mean_square(found.statistic)
     centre = moments.centred(row)
@@ -142,7 +142,7 @@ def _written_out(found: Normalised, nodes: tuple[fx.Node, ...]) -> Site | None:
     for node in interior - {operation.output}:
         if outside_users(node, interior):
             raise Refused("scores_used_elsewhere", node.name)
-    check_not_mutated(nodes, [x], interior)
+    check_not_mutated(writes, [x], interior)
     return _site(kind, operation, interior, _statistics(found))
 
 

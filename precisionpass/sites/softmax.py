@@ -11,7 +11,7 @@ from precisionpass.sites.legality import check_not_mutated, outside_users
 from precisionpass.sites.site import NearMiss, Refused, Rowwise, Site
 
 
-def find_softmaxes(nodes: tuple[fx.Node, ...], anchors: Iterable[SoftmaxAnchor]) -> Iterator[Site | NearMiss]:
+def find_softmaxes(anchors: Iterable[SoftmaxAnchor], writes: tuple[fx.Node, ...]) -> Iterator[Site | NearMiss]:
     """A site for every anchor whose intermediate values are used by nothing else."""
     for anchor in anchors:
         if anchor.unnormalised:
@@ -21,7 +21,7 @@ def find_softmaxes(nodes: tuple[fx.Node, ...], anchors: Iterable[SoftmaxAnchor])
             for node in anchor.interior - {anchor.output}:
                 if outside_users(node, anchor.interior):
                     raise Refused("scores_used_elsewhere", node.name)
-            check_not_mutated(nodes, [anchor.scores], anchor.interior)
+            check_not_mutated(writes, [anchor.scores], anchor.interior)
         except Refused as refusal:
             yield NearMiss(kind, refusal.reason, anchor.output, refusal.detail)
             continue
