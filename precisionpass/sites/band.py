@@ -6,7 +6,8 @@ import sympy
 
 from precisionpass.score import expression
 from precisionpass.score.expression import INFINITY, RAW, Where
-from precisionpass.sites.masks import INFINITE, Pattern, pattern_of
+from precisionpass.sites.masks import pattern_of
+from precisionpass.sites.patterns import INFINITE, Pattern
 from precisionpass.sites.site import Attention, Band
 
 # A masked score this low weighs exactly nothing beside any allowed one, so it may stand for -inf, as long as the row

@@ -4,7 +4,7 @@ arange, comparisons, tril, triu, and, or, not, where, masked_fill and arithmetic
 over the dimensions of the mask. A mask that comes from an input or a buffer stays a tensor: its content can change.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import fx
 from torch.ops import aten  # pyright: ignore[reportMissingImports]
@@ -12,44 +12,8 @@ from torch.ops import aten  # pyright: ignore[reportMissingImports]
 from precisionpass import graph
 from precisionpass.sites.anchors import CASTS
 from precisionpass.sites.axes import EXPANDS, PERMUTES, RESHAPES, permutation
+from precisionpass.sites.patterns import COMPARISONS, Pattern, Position, both, chosen, compared, shifted, times, whole
 from precisionpass.sites.scores import constant_of
-
-INFINITE = float("inf")
-
-
-@dataclass(frozen=True)
-class Position:
-    """An integer tensor: start + sum of step * index over some dimensions."""
-
-    start: object
-    steps: tuple[tuple[int, int], ...] = ()  # (dimension, step)
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """A tensor of two values: `inside` where low <= index[key] - index[row] <= high, else `outside`."""
-
-    inside: float
-    outside: float
-    row: int = -1
-    key: int = -1
-    low: object = -INFINITE
-    high: object = INFINITE
-
-    @property
-    def constant(self) -> bool:
-        return self.row < 0
-
-    def mapped(self, function) -> "Pattern":
-        return replace(self, inside=function(self.inside), outside=function(self.outside))
-
-    def moved(self, places) -> "Pattern | None":
-        """The same after dimensions have moved: `places` maps old to new; None where one of them is lost."""
-        if self.constant:
-            return self
-        if self.row not in places or self.key not in places:
-            return None
-        return replace(self, row=places[self.row], key=places[self.key])
 
 
 def pattern_of(node) -> Pattern | None:
@@ -78,13 +42,24 @@ def _one(node: fx.Node, known: dict):
         named = graph.arguments(node)
         start, step = named.get("start", 0), named.get("step", 1)
         plain = isinstance(start, int) and isinstance(step, int)
-        return Position(start, ((0, step),)) if plain else None
-    if kind in (aten.ones, aten.zeros, aten.full, aten.ones_like, aten.zeros_like, aten.full_like):
-        value = node.args[1] if kind in (aten.full, aten.full_like) else float(kind in (aten.ones, aten.ones_like))
+        single = graph.expression(graph.shape(node)[0]) == 1
+        return Position(start, () if single else ((0, step),)) if plain else None
+    if kind in _FILLED:
+        value = _FILLED[kind]
+        if value is None:
+            value = node.args[2 if kind is aten.new_full else 1]
         value = constant_of(value)
         return None if value is None else Pattern(value, value)
     if kind in CASTS or kind in RESHAPES or kind in PERMUTES or kind in EXPANDS or kind is aten.slice:
         return _viewed(node, _evaluate(node.args[0], known))
+    if kind is aten.diff:
+        return _differences(node, known)
+    if kind in (aten.cumsum, aten.select, aten.index):
+        source = _evaluate(node.args[0], known)
+        if isinstance(source, Position):
+            return _looked_up(node, source, known) if kind is aten.index else None
+        unchanged = isinstance(source, Pattern) and source.constant and (kind is not aten.cumsum or source.inside == 0)
+        return source if unchanged else None
     if kind in (aten.tril, aten.triu):
         return _triangle(node, _evaluate(node.args[0], known))
     operands = [_aligned(a, node, known) for a in node.args if isinstance(a, fx.Node | int | float)]
@@ -94,21 +69,21 @@ def _one(node: fx.Node, known: dict):
 
 
 def _combined(node: fx.Node, kind, operands):
-    if kind in _COMPARISONS and all(isinstance(o, Position) or o.constant for o in operands):
-        return _compared(kind, *(o if isinstance(o, Position) else Position(o.inside) for o in operands))
+    if kind in COMPARISONS and all(isinstance(o, Position) or o.constant for o in operands):
+        return compared(kind, *(o if isinstance(o, Position) else Position(o.inside) for o in operands))
     if kind in (aten.add, aten.sub) and any(isinstance(o, Position) for o in operands):
-        return _shifted(kind, *operands) if constant_of(graph.arguments(node)["alpha"]) == 1 else None
+        return shifted(kind, *operands) if constant_of(graph.arguments(node)["alpha"]) == 1 else None
     if any(isinstance(o, Position) for o in operands):
         return None
     if kind in (aten.logical_not, aten.bitwise_not):
         return operands[0].mapped(lambda v: float(not v))
     if kind in (aten.where, aten.masked_fill):
         condition, yes, no = operands if kind is aten.where else (operands[1], operands[2], operands[0])
-        return _chosen(condition, yes, no)
+        return chosen(condition, yes, no)
     if kind in _ARITHMETIC and len(operands) == 2:
         first, second = operands
         if kind in _AND and not (first.constant or second.constant):
-            return _both(first, second)
+            return both(first, second)
         function = _ARITHMETIC[kind]
         if second.constant:
             return first.mapped(lambda v: function(v, second.inside))
@@ -117,93 +92,57 @@ def _combined(node: fx.Node, kind, operands):
     return None
 
 
-def _times(a: float, b: float) -> float:
-    return a * b if a and b else 0.0 if abs(a) != INFINITE and abs(b) != INFINITE else float("nan")
+def _differences(node: fx.Node, known: dict) -> Pattern | None:
+    """Neighbours of an arange differ by its step, and so does what is put before it if it continues it."""
+    named = graph.arguments(node)
+    source, before = _evaluate(named["self"], known), named["prepend"]
+    dim = int(named["dim"]) % len(graph.shape(node))
+    if not isinstance(source, Position) or named["n"] != 1 or named["append"] is not None:
+        return None
+    step = dict(source.steps).get(dim, 0)
+    if before is not None:
+        first = _evaluate(before, known)
+        one = graph.expression(graph.shape(before)[dim]) == 1
+        continues = isinstance(first, Position) and one and whole(first.start) == whole(source.start) - step
+        if not continues or _elsewhere(first, dim) != _elsewhere(source, dim):
+            return None
+    return Pattern(step, step)
 
 
-_COMPARISONS = {aten.le: (0, True), aten.lt: (-1, True), aten.ge: (0, False), aten.gt: (1, False)}
+def _looked_up(node: fx.Node, table: Position, known: dict) -> Position | None:
+    """table[index, index, ...] of a table of positions, by positions."""
+    indices = node.args[1]
+    start, steps = whole(table.start), {}
+    for dim, step in table.steps:
+        found = _aligned(indices[dim], node, known) if dim < len(indices) and indices[dim] is not None else None
+        if not isinstance(found, Position):
+            return None
+        start = start + step * whole(found.start)
+        for d, inner in found.steps:
+            steps[d] = steps.get(d, 0) + step * inner
+    return Position(start, tuple(steps.items())) if all(i is not None for i in indices) else None
+
+
+def _elsewhere(position: Position, dim: int) -> dict[int, int]:
+    return {d: step for d, step in position.steps if d != dim and step}
+
+
+_FILLED = {
+    aten.ones: 1.0, aten.ones_like: 1.0, aten.new_ones: 1.0, aten.zeros: 0.0, aten.zeros_like: 0.0, aten.new_zeros: 0.0,
+    aten.full: None, aten.full_like: None, aten.new_full: None,
+}  # fmt: skip
 _AND = {aten.logical_and, aten.bitwise_and, aten.__and__}
 _OR = {aten.logical_or, aten.bitwise_or, aten.__or__}
 _ARITHMETIC = {
     aten.add: lambda a, b: a + b,
     aten.sub: lambda a, b: a - b,
     aten.rsub: lambda a, b: b - a,
-    aten.mul: _times,
+    aten.mul: times,
     **dict.fromkeys(_AND, lambda a, b: float(bool(a) and bool(b))),
     **dict.fromkeys(_OR, lambda a, b: float(bool(a) or bool(b))),
     aten.eq: lambda a, b: float(a == b),
     aten.ne: lambda a, b: float(a != b),
 }
-
-
-def _compared(kind, left: Position, right: Position) -> Pattern | None:
-    """left <= right and the like: a band where one side counts rows and the other keys."""
-    offset, at_most = _COMPARISONS[kind]
-    steps = dict(left.steps)
-    for dim, step in right.steps:
-        steps[dim] = steps.get(dim, 0) - step
-    steps = {dim: step for dim, step in steps.items() if step}
-    if sorted(steps.values()) != [-1, 1]:
-        return None
-    plus, minus = (next(d for d, s in steps.items() if s == sign) for sign in (1, -1))
-    bound = right.start - left.start + offset  # type: ignore[operator]
-    # index[plus] - index[minus] <= bound (at_most) or >= bound; rows come before keys
-    row, key = min(plus, minus), max(plus, minus)
-    if (plus == key) == at_most:
-        return Pattern(1.0, 0.0, row, key, high=bound if plus == key else -bound)
-    return Pattern(1.0, 0.0, row, key, low=bound if plus == key else -bound)
-
-
-def _shifted(kind, first, second) -> Position | None:
-    sign = 1 if kind is aten.add else -1
-    first, second = (
-        o if isinstance(o, Position) else Position(o.inside) if o.constant else None for o in (first, second)
-    )
-    if first is None or second is None:
-        return None
-    steps = dict(first.steps)
-    for dim, step in second.steps:
-        steps[dim] = steps.get(dim, 0) + sign * step
-    start = _whole(first.start) + sign * _whole(second.start)
-    return Position(start, tuple(steps.items()))
-
-
-def _whole(value):
-    return int(value) if isinstance(value, float) and value == int(value) else value
-
-
-def _both(first: Pattern, second: Pattern) -> Pattern | None:
-    if (first.row, first.key) != (second.row, second.key):
-        return None
-    bands = [p if p.inside else _complement(p) for p in (first, second)]
-    if any(b is None or not b.inside or b.outside for b in bands):
-        return None
-    a, b = bands
-    return replace(a, low=_tighter(a.low, b.low, max), high=_tighter(a.high, b.high, min))  # type: ignore[union-attr]
-
-
-def _tighter(a, b, choose):
-    if abs(a) == INFINITE or abs(b) == INFINITE:
-        return b if abs(a) == INFINITE else a
-    return choose(a, b)
-
-
-def _complement(p: Pattern) -> Pattern | None:
-    """The same tensor with inside and outside exchanged; a half band has a half band as its complement."""
-    if p.low == -INFINITE:
-        return Pattern(p.outside, p.inside, p.row, p.key, low=p.high + 1)  # type: ignore[operator]
-    if p.high == INFINITE:
-        return Pattern(p.outside, p.inside, p.row, p.key, high=p.low - 1)  # type: ignore[operator]
-    return None
-
-
-def _chosen(condition: Pattern, yes: Pattern, no: Pattern) -> Pattern | None:
-    if condition.constant:
-        return yes if condition.inside else no
-    if yes.constant and no.constant:
-        pick = (yes.inside, no.inside)
-        return replace(condition, inside=pick[not condition.inside], outside=pick[not condition.outside])
-    return None
 
 
 def _triangle(node: fx.Node, source) -> Pattern | None:

@@ -17,6 +17,12 @@ def j():
     return torch.arange(KEYS)
 
 
+def same_sequence(positions):
+    """Keys of the query's own sequence, where a position that does not follow the one before begins a new one."""
+    number = (torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1) != 1).cumsum(-1)
+    return number[0, i()] == number[0, j()[None, :]]
+
+
 TOLD = {
     "causal": lambda x: j() <= i(),
     "strict": lambda x: i() > j(),
@@ -32,6 +38,7 @@ TOLD = {
     "filled": lambda x: torch.zeros(ROWS, KEYS).masked_fill(j() > i(), -3.0e38),
     "transposed": lambda x: (i().mT >= j()[:, None]).mT,
     "cast": lambda x: torch.ones(ROWS, KEYS).triu(1).bool(),
+    "packed sequences that are not": lambda x: (j() <= i()) & same_sequence(torch.arange(KEYS)[None]),
     "constant": lambda x: torch.zeros(ROWS, KEYS) + 1.0,
 }
 
@@ -42,6 +49,7 @@ NOT_TOLD = {
     "one axis only": lambda x: (j() < 4).expand(ROWS, KEYS),
     "distances": lambda x: (i() - j()).float(),
     "with padding": lambda x: (j() <= i()) & (x[:, :KEYS] > 0),
+    "packed sequences": lambda x: (j() <= i()) & same_sequence(x[:1, :KEYS].cumsum(-1)),
     "merged axes": lambda x: (j() <= i()).reshape(-1),
     "written to": lambda x: torch.zeros(ROWS, KEYS).index_fill_(0, torch.tensor([1]), 1.0),
 }
