@@ -110,10 +110,15 @@ def settings(decision: Decision, operation: Attention) -> dict[str, object]:
 def _score(operation: Attention, arrange: Arranger, grid) -> dict[str, object]:
     """scale, softcap, bias, mask and, for what is none of these, the general score expression."""
     writer, parts = arrange.writer, expression.take_apart(operation.score)
+    conditions = {where.args[0] for where in operation.score.atoms(expression.Where)}
     reads = {
         position: arrange.bring(writer.captured(operation.reads[position][0]), operation.reads[position][1], grid)
         for position in expression.reads(operation.score)
     }
+    for position, tensor in reads.items():
+        node = operation.reads[position][0]
+        if not graph.dtype(node).is_floating_point and expression.read(position) not in conditions:
+            reads[position] = writer.method("to", tensor, torch.float32)  # a boolean that is added counts as 0 or 1
     biases = sorted(parts.biases, key=lambda p: -len([d for d in operation.axes.layout(operation.reads[p][1]) if d]))
     score, scale, softcap = parts.score, parts.scale, parts.softcap
     if len(biases) > 1 and softcap != 0:  # the further biases come after the softcap: all of it is written out

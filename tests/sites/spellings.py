@@ -208,3 +208,9 @@ def alibi(q, k, v):
     slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625])[:, None, None]
     alibi = slopes * -(torch.arange(S)[:, None] - torch.arange(S)[None, :]).abs()
     return (q @ k.mT * SCALE + alibi).softmax(-1) @ v
+
+
+@spelling(f"softmax(QK^T * {SHOWN} + seen[i,j]) V")
+def a_boolean_is_added(q, k, v):
+    seen = (torch.arange(S)[:, None] * torch.arange(S)[None, :]) % 3 == 0
+    return (q @ k.mT * SCALE + seen).softmax(-1) @ v
