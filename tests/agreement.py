@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 import precisionpass
@@ -147,7 +148,21 @@ def _in_float64(call: Callable, args, kwargs, training: bool, seed: int) -> Step
         return None
     args, kwargs = tree_map(_widened, (tuple(args), dict(kwargs or {})))
     wide = copy.deepcopy(call).double() if isinstance(call, torch.nn.Module) else call
-    return step(wide, args, kwargs, training, seed)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Float64():
+            return step(wide, args, kwargs, training, seed)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+class _Float64(TorchFunctionMode):
+    """What the model itself computes in float32, such as softmax(dtype=torch.float32), is computed in float64."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        function = torch.Tensor.double if function is torch.Tensor.float else function
+        args, kwargs = tree_map(lambda a: torch.float64 if a is torch.float32 else a, (args, kwargs or {}))
+        return function(*args, **kwargs)
 
 
 def _widened(leaf):
