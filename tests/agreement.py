@@ -60,7 +60,7 @@ def against_eager(
     torch._dynamo.reset()
     plain = copy.deepcopy(call) if isinstance(call, torch.nn.Module) else call
     expected = step(plain, args, kwargs, training, seed)
-    exact = _in_float64(plain, args, kwargs, training, seed) if tolerance < 1e-3 else None
+    exact = in_float64(plain, args, kwargs, training, seed) if tolerance < 1e-3 else None
     compiled = precisionpass.compile(call, rules=rules, backend=backend, **options)
     found = step(compiled, args, kwargs, training, seed)
     report = precisionpass.report(compiled)
@@ -142,7 +142,7 @@ def _fresh(leaf):
     return leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _in_float64(call: Callable, args, kwargs, training: bool, seed: int) -> Step | None:
+def in_float64(call: Callable, args=(), kwargs=None, training: bool = True, seed: int = 0) -> Step | None:
     """The same step in float64."""
     if not training:
         return None
