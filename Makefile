@@ -26,3 +26,18 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@echo "installing precisionpass and its development tools into .venv (some minutes the first time) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
+
+# The tests of everything that leans on torch's insides, under other versions of torch: make matrix TORCH="2.14.1 2.11.0".
+# A version that is not a CPU build takes several gigabytes.
+TORCH ?= 2.14.1
+.PHONY: matrix
+matrix:
+	@for version in $(TORCH); do \
+	  folder=.venv-torch-$$version; \
+	  test -x $$folder/bin/python || $(PYTHON) -m venv $$folder; \
+	  grep -vE '^(torch|triton|nvidia-.*)==' constraints.txt > $$folder/constraints.txt; \
+	  $$folder/bin/python -m pip install --quiet --disable-pip-version-check --constraint $$folder/constraints.txt \
+	    torch==$$version --editable '.[hf]' pytest pytest-timeout hypothesis ml-dtypes numpy || exit 1; \
+	  $$folder/bin/python -m pytest -q tests/test_shadow.py tests/test_capture.py tests/test_backend.py tests/test_cache.py \
+	    tests/ops tests/sites || exit 1; \
+	done
