@@ -12,6 +12,7 @@ import argparse
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -33,36 +34,47 @@ BARS = "▁▂▃▄▅▆▇█"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train GPT-2 and Llama with and without precisionpass.")
-    parser.add_argument("--steps", type=int, default=32, help="training steps of each model (32)")
+    parser.add_argument("--steps", type=int, default=24, help="training steps of each model (24)")
     parser.add_argument("--review", type=Path, default=Path("demo_review"), help="folder for the reviews (demo_review)")
+    parser.add_argument("--only", choices=tuple(SEVERAL), help="one of the models, in this process")
     options = parser.parse_args()
+    if options.only:
+        return one_model(options.only, options.steps, options.review / options.only.lower().replace("-", ""))
     started = time.perf_counter()
-    backend = chosen_backend()
-    if speed_up_bf16():
-        print("This CPU has no BF16 instructions: BF16 matrix products are computed in FP32 and rounded once, for both.")
-    text = corpus()
-    for name, (make, attention, its_attention) in SEVERAL.items():
-        review = options.review / name.lower().replace("-", "")
-        plain = make(attn_implementation=attention).bfloat16()
-        through = make(attn_implementation=attention).bfloat16()
-        size = sum(weight.numel() for weight in plain.parameters()) / 1e6
-        headline(f"{name}: {size:.1f} M parameters, BF16, {attention} attention, batches of {SEQUENCES} x {LENGTH} bytes")
-        plain.compile(backend=backend)
-        precisionpass.compile(through, rules="stable-bf16", review=str(review), backend=backend)
-        losses, seconds = train_both(name, plain, through, text, options.steps)
-        print(precisionpass.report(through))
-        show_losses(losses, seconds, backend)
-        show_gradient_errors(name, plain, through, text)
-        show_bias(plain, its_attention, text)
-        print(f"\nThe review, with the graph before and after: {review.absolute()}/index.html")
-    print(f"\nDone in {time.perf_counter() - started:.0f} s.")
+    chosen_backend(say=True)
+    arguments = [sys.executable, __file__, "--steps", str(options.steps), "--review", str(options.review), "--only"]
+    running = [subprocess.Popen([*arguments, name], stdout=subprocess.PIPE, text=True) for name in SEVERAL]
+    for child in running:  # both at once, one thread each; printed in order
+        print(child.communicate()[0], flush=True)
+    print(f"Done in {time.perf_counter() - started:.0f} s.")
+    sys.exit(any(child.returncode for child in running))
 
 
-def chosen_backend() -> str:
+def one_model(name: str, steps: int, review: Path) -> None:
+    """Train, compare and print."""
+    make, attention, its_attention = SEVERAL[name]
+    backend, in_fp32, text = chosen_backend(), speed_up_bf16(), corpus()
+    plain, through = (make(attn_implementation=attention).bfloat16() for _ in range(2))
+    size = sum(weight.numel() for weight in plain.parameters()) / 1e6
+    headline(f"{name}: {size:.1f} M parameters, BF16, {attention} attention, batches of {SEQUENCES} x {LENGTH} bytes")
+    if in_fp32:
+        print("(No BF16 instructions here: BF16 products are computed in FP32 and rounded once, for both models.)")
+    plain.compile(backend=backend)
+    precisionpass.compile(through, rules="stable-bf16", review=str(review), backend=backend)
+    losses, seconds = train_both(name, plain, through, text, steps)
+    print(precisionpass.report(through))
+    show_losses(losses, seconds, backend)
+    show_gradient_errors(name, plain, through, text)
+    show_bias(plain, its_attention, text)
+    print(f"\nThe review, with the graphs before and after: {review.absolute()}/index.html")
+
+
+def chosen_backend(say: bool = False) -> str:
     """Inductor, which needs a C++ compiler on a CPU, else aot_eager."""
     if shutil.which(os.environ.get("CXX", "g++")):
         return "inductor"
-    print('There is no C++ compiler here (g++, or what CXX names): both models run with backend="aot_eager".')
+    if say:
+        print('There is no C++ compiler here (g++, or what CXX names): the models run with backend="aot_eager".')
     return "aot_eager"
 
 
@@ -87,23 +99,24 @@ def train_both(name, plain, through, text, steps):
 
 def show_losses(losses, seconds, backend) -> None:
     """Both curves, and the loss at some steps side by side."""
-    steps = len(losses["as it is"])
     top, bottom = max(map(max, losses.values())), min(map(min, losses.values()))
-    print(f"Loss, nats a byte, from {top:.2f} (full bar) to {bottom:.2f}:")
+    print(f"Loss, nats a byte, step by step, from {top:.2f} (full bar) to {bottom:.2f}:")
     for arm, curve in losses.items():
         print(f"    {arm:<14}{''.join(BARS[round((loss - bottom) / (top - bottom or 1) * 7)] for loss in curve)}")
-    shown = sorted({*range(0, steps, max(1, steps // 8)), steps - 1})
-    print(f"    {'step':<14}" + "".join(f"{step + 1:>8}" for step in shown))
+    steps = len(losses["as it is"])
+    parts = [range(start, min(start + -(-steps // 6), steps)) for start in range(0, steps, -(-steps // 6))]
+    print(f"    {'mean of steps':<14}" + "".join(f"{f'{part[0] + 1}-{part[-1] + 1}':>9}" for part in parts))
     for arm, curve in losses.items():
-        print(f"    {arm:<14}" + "".join(f"{curve[step]:8.3f}" for step in shown))
+        print(f"    {arm:<14}" + "".join(f"{statistics.mean(curve[step] for step in part):9.3f}" for part in parts))
     typical = {arm: statistics.median(times[1:] or times) for arm, times in seconds.items()}
     for arm, times in seconds.items():
-        print(f"    {arm:<14}{typical[arm]:.2f} s a step (median; {times[0]:.0f} s for the first, with torch.compile and {backend})")
+        first = f"the first: {times[0]:.0f} s, with torch.compile, {backend}"
+        print(f"    {arm:<14}{typical[arm]:.2f} s a step (median; {first})")
     print(f"    precisionpass / as it is: {typical['precisionpass'] / typical['as it is']:.2f} of the time")
 
 
 def show_gradient_errors(name, plain, through, text) -> None:
-    """The error of all gradients against a float64 copy with the same weights, on batches that training has not seen."""
+    """The error of all gradients against a float64 copy with the same weights, on batches of their own."""
     through.load_state_dict(plain.state_dict())
     double = SEVERAL[name][0](attn_implementation="eager").double()
     double.load_state_dict(plain.state_dict())

@@ -58,9 +58,8 @@ def bias(attend: Attend, case: Case) -> float:
     Read from outside, so that it holds for any attention: q gets a column of zeros and k one of ones. No score
     changes, and the gradient of q's new column is scale * rowsum dS.
     """
-    q, k, v, upstream = (
-        F.pad(part, (0, 1), value=value) for part, value in zip((case.q, case.k, case.v, case.upstream), (0, 1, 0, 0), strict=True)
-    )
+    q, v, upstream = (F.pad(part, (0, 1)) for part in (case.q, case.v, case.upstream))
+    k = F.pad(case.k, (0, 1), value=1.0)
     q.requires_grad_()
     output = attend(q, k, v, case.causal == "top_left")
     row_sum = torch.autograd.grad(output, q, upstream)[0][..., -1].double() / SCALE
