@@ -89,7 +89,23 @@ def sdpa(q, k, v):
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-@pytest.mark.parametrize("call", [attend, attend_in_fp32, sdpa], ids=lambda call: call.__name__)
+def product_in_fp32(q, k, v):
+    scale = math.sqrt(q.shape[-1])
+    if q.dtype == torch.float64:
+        return (q @ k.mT / scale).softmax(-1) @ v
+    return (q.float() @ k.float().mT / scale).softmax(-1).to(v.dtype) @ v
+
+
+KNOWN = pytest.mark.xfail(
+    strict=True, reason="the op rounds dS, eager's FP32 product does not: dq 1.05 to 1.12 of eager's"
+)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [attend, attend_in_fp32, sdpa, pytest.param(product_in_fp32, marks=KNOWN)],
+    ids=lambda call: call.__name__,
+)
 @pytest.mark.parametrize("spread", [1.0, 3.0])
 def test_attention_alone_on_identical_inputs(call, spread):
     """The same q, k, v and dO: output, dq, dk and dv each at most as far from float64 as eager's."""

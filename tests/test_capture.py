@@ -5,6 +5,7 @@ import importlib
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import precisionpass
 from precisionpass.capture import captured_graphs, dry_run, holds, module_names
@@ -141,3 +142,19 @@ def test_explain_follows_every_branch_that_python_takes():
         for n, deep in ((2, True), (3, True), (3, False))
     ]
     assert kinds == [["softmax"], ["log_softmax"], ["softmax"]]
+
+
+def test_a_model_too_large_to_hold_is_explained_on_meta_tensors():
+    """Two layers as wide as a 70B Llama's."""
+    config = LlamaConfig(hidden_size=8192, intermediate_size=28672, num_attention_heads=64, num_key_value_heads=8,
+                         num_hidden_layers=2, vocab_size=128256, use_cache=False, max_position_embeddings=8192)  # fmt: skip
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config).to(torch.bfloat16)
+        tokens = torch.zeros(1, 4096, dtype=torch.long)
+    report = precisionpass.explain(model, (tokens,), training=True)
+    sites = [site for site in report.sites if site.kind == "attention"]
+    assert [site.module for site in sites] == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
+    assert {(s.decision, s.facts["heads"], s.facts["kv_heads"], s.facts["seq_q"]) for s in sites} == {
+        ("rewritten", 64, 8, 4096)
+    }
+    assert report.seconds / report.nodes < 0.05

@@ -46,7 +46,7 @@ def qkv(*shape: int) -> list[torch.Tensor]:
     [
         (lambda q, k, v: (q @ k.mT / math.sqrt(8)).softmax(-1) @ v, ["attention", "getitem", "contiguous"]),
         (lambda q, k, v: functional.scaled_dot_product_attention(q, k, v), ["attention", "getitem", "contiguous"]),
-        (lambda q, k, v: ((q @ k.mT).softmax(-1) @ v) @ torch.ones(8, 8), ["ones", "attention", "getitem", "matmul"]),
+        (lambda q, k, v: ((q @ k.mT).softmax(-1) @ v) @ torch.ones(8, 8), ["attention", "getitem", "ones", "matmul"]),
         (lambda q, k, v: torch.softmax(q, 1), ["softmax"]),
         (lambda q, k, v: functional.log_softmax(q, -1), ["log_softmax"]),
         (lambda q, k, v: functional.layer_norm(q, (8,)), ["layer_norm", "getitem"]),
