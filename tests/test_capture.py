@@ -146,8 +146,8 @@ def test_explain_follows_every_branch_that_python_takes():
 
 def test_a_model_too_large_to_hold_is_explained_on_meta_tensors():
     """Two layers as wide as a 70B Llama's."""
-    config = LlamaConfig(hidden_size=8192, intermediate_size=28672, num_attention_heads=64, num_key_value_heads=8,
-                         num_hidden_layers=2, vocab_size=128256, use_cache=False, max_position_embeddings=8192)  # fmt: skip
+    wide = {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_key_value_heads": 8}
+    config = LlamaConfig(**wide, num_hidden_layers=2, vocab_size=128256, use_cache=False)
     with torch.device("meta"):
         model = LlamaForCausalLM(config).to(torch.bfloat16)
         tokens = torch.zeros(1, 4096, dtype=torch.long)
