@@ -1,5 +1,6 @@
 """What a user calls: compile, explain, report, is_active."""
 
+import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping
@@ -7,7 +8,7 @@ from typing import Any
 
 import torch
 
-from precisionpass.backend import Backend, compile_in_place, complain_of_unmatched
+from precisionpass.backend import Backend, checked_inner, compile_in_place, complain_of_unmatched
 from precisionpass.capture import dry_run
 from precisionpass.errors import PrecisionPassError
 from precisionpass.review.report import Report
@@ -44,7 +45,7 @@ def _lost() -> None:
     )
 
 
-def compile(model: Callable, rules: Any = "stable-bf16", *, review: str | None = None,
+def compile(model: Callable, rules: Any = "stable-bf16", *, review: str | os.PathLike | None = None,
             backend: str | Callable = "inductor", sites: Any = None, actions: Any = None, hooks: Any = None,
             **torch_compile_options):  # fmt: skip
     """Compile `model` with torch.compile after rewriting its attention, softmax and norm sites as the rules say.
@@ -65,7 +66,8 @@ def compile(model: Callable, rules: Any = "stable-bf16", *, review: str | None =
         raise PrecisionPassError("mode and options are both given", where="precisionpass.compile",
                                  why="torch.compile takes one of them", fix="leave one out", code="PP404")  # fmt: skip
     root = model if isinstance(model, torch.nn.Module) else None
-    made = Backend(loaded, backend, review=review, model=root, **own)
+    folder = None if review is None else os.fspath(review)
+    made = Backend(loaded, checked_inner(backend), review=folder, model=root, **own)
     if root is not None:
         compile_in_place(root, made, **torch_compile_options)
         root.__dict__[_ATTRIBUTE] = Compilation(made, root._compiled_call_impl)
@@ -88,6 +90,9 @@ def explain(model: Callable, args: tuple = (), kwargs: Mapping[str, Any] | None 
             "measure=True is not built yet", where="precisionpass.explain", fix="leave it out", code="PP403"
         )
     loaded = load(rules)
+    if isinstance(args, torch.Tensor):
+        raise PrecisionPassError("args is one tensor, not a tuple of arguments", where="precisionpass.explain",
+                                 fix="write explain(model, (x,))", code="PP407")  # fmt: skip
     root = model if isinstance(model, torch.nn.Module) else None
     backend = Backend(loaded, model=root)
     grad = torch.is_grad_enabled() if training is None else training

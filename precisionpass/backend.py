@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.backends.registry import lookup_backend
+from torch._dynamo.exc import InvalidBackend
 from torch._guards import TracingContext
 from torch._inductor import list_mode_options
 from torch._inductor.compile_fx import compile_fx
@@ -134,6 +135,20 @@ def compile_in_place(model: torch.nn.Module, backend: Backend, **options) -> Non
 
 def _frame(model, *args, **kwargs):
     return model._call_impl(*args, **kwargs)
+
+
+def checked_inner(inner: str | Callable) -> str | Callable:
+    """The inner backend, if torch has one of that name. Raises PrecisionPassError."""
+    if callable(inner):
+        return inner
+    try:
+        lookup_backend(inner)
+    except InvalidBackend as problem:
+        known = ", ".join(torch._dynamo.list_backends())
+        raise PrecisionPassError(f"torch.compile has no backend {inner!r}", where="precisionpass.compile",
+                                 why=f"it has: {known}", fix="name one of them, or give a callable", code="PP408",
+                                 ) from problem  # fmt: skip
+    return inner
 
 
 def _complain(report: Report, rules: RuleSet) -> None:

@@ -94,6 +94,34 @@ def test_explain_leaves_arguments_and_a_users_cache_alone():
     assert torch.equal(cache.layers[0].keys, keys)
 
 
+def test_explain_leaves_what_modules_hold_alone():
+    """Lists, dicts and objects of the user's that the forward changes."""
+
+    class Kept:
+        def __init__(self):
+            self.lengths = []
+
+    class Remembering(Attention):
+        def __init__(self):
+            super().__init__()
+            self.history, self.table, self.kept = [7], {"n": [0]}, Kept()
+
+        def forward(self, x):
+            self.history.append(x.shape[1])
+            self.table["n"].append(1)
+            self.table["last"] = x
+            self.kept.lengths.append(x.shape[1])
+            self.kept.last = x
+            return super().forward(x)
+
+    model = Remembering()
+    held = (model.history, model.table, model.kept)
+    precisionpass.explain(model, (torch.randn(2, 5, 32),))
+    assert (model.history, model.table) == ([7], {"n": [0]})
+    assert vars(model.kept) == {"lengths": []}
+    assert all(a is b for a, b in zip(held, (model.history, model.table, model.kept), strict=True))
+
+
 def test_explain_does_not_write_to_an_argument():
     def call(x, state):
         state.add_(1)
@@ -232,10 +260,10 @@ def test_formats_that_are_none_of_ours(dtype):
 
 
 def test_a_call_that_fails_in_the_users_code_leaves_training_state_alone():
-    model, x = Normalised(), torch.randn(2, 5, 32)
+    model, x, wrong = Normalised(), torch.randn(2, 5, 32), torch.randn(2, 5, 31)
     state = in_training(model, x)
     with pytest.raises(PrecisionPassError, match="could not be captured"):
-        precisionpass.explain(model, (torch.randn(2, 5, 31),))
+        precisionpass.explain(model, (wrong,))
     state.check()
 
 
@@ -249,3 +277,20 @@ def test_the_recompile_limit_is_told_in_our_words():
     assert report.graphs == 3
     (event,) = report.events
     assert event.startswith("compiled 3 times for different inputs: torch stops at 3 (recompile_limit)")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m, x: precisionpass.compile(m, backend="nope"), "PP408 torch.compile has no backend 'nope'"),
+        (lambda m, x: precisionpass.explain(m, x), "PP407 args is one tensor, not a tuple of arguments"),
+        (lambda m, x: precisionpass.explain(m, (x,), measure=True), "PP403 measure=True is not built yet"),
+    ],
+)
+def test_mistakes_in_a_call_are_answered_at_once(call, message):
+    model, x = Stack(1), torch.randn(2, 5, 32)
+    with pytest.raises(PrecisionPassError) as raised:
+        call(model, x)
+    assert str(raised.value).splitlines()[0] == message
+    assert "\n  fix: " in str(raised.value)
+    assert not precisionpass.is_active(model)
