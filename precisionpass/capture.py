@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 import sympy
 import torch
@@ -64,17 +63,19 @@ class Captured:
         )
 
     def _owner(self, nodes: Sequence[fx.Node]) -> str:
-        """The module that holds the nearest parameters upstream of the nodes; of several, what they are all part of."""
-        owners, pending, seen = [], list(nodes), set(nodes)
+        """The module whose own code the nodes are, told by the nearest parameters that they read.
+
+        A parameter is known by its exact name in the model and by its path from that module: what the path lacks.
+        """
+        owners, pending, seen = set(), list(nodes), set(nodes)
         while pending:
             inputs = pending.pop().all_input_nodes
-            held = [self.modules[n.meta["parameter"]] for n in inputs if n.meta.get("parameter") in self.modules]
-            owners += [name.split(".") for name in held]
+            held = [n for n in inputs if n.meta.get("parameter") in self.modules]
+            owners |= {_before(self.modules[n.meta["parameter"]], _readable(n.meta["path"])) for n in held}
             fresh = [] if held else [n for n in inputs if n not in seen]
             seen.update(fresh)
             pending += fresh
-        levels = zip(*owners, strict=False)
-        return ".".join(same[0] for same in takewhile(lambda names: len(set(names)) == 1, levels))
+        return owners.pop() if len(owners) == 1 else ""
 
     @property
     def wants_gradients(self) -> bool:
@@ -257,10 +258,16 @@ def _common(stacks: list[tuple]) -> tuple:
     return tuple(shared)
 
 
+def _before(owner: str, path: str) -> str:
+    """`model.layers.0.attn` for the parameter of `model.layers.0.attn.q`, whose path is `q.weight`."""
+    inside = path.rpartition(".")[0]
+    return owner.removesuffix(inside).rstrip(".") if owner.endswith(inside) else ""
+
+
 def _readable(path: str) -> str:
     """`L['self'].model.layers[0].attn` as `model.layers.0.attn`."""
     path = re.sub(r"^L\[['\"][^'\"]*['\"]\]", "", path)
-    path = re.sub(r"(?:\._modules)?\[(['\"]?)(.*?)\1\]", r".\2", path)
+    path = re.sub(r"(?:\._modules|\._parameters)?\[(['\"]?)(.*?)\1\]", r".\2", path)
     return path.strip(".")
 
 

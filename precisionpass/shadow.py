@@ -74,6 +74,10 @@ def make_shadow(module: fx.GraphModule) -> Shadow:
         if isinstance(graph.value(captured), torch.nn.Parameter):
             argument = captured.meta.get("grapharg")
             node.meta["parameter"] = f"parameter {id(argument.example)}" if argument is not None else "parameter"
+            name = getattr(argument, "source", None) and argument.source.name
+            node.meta["path"] = (
+                name() if callable(name) else name or ""
+            )  # L['self']._modules['q']._parameters['weight']
     image, source = {}, {}
     names = {n.name: n for n in traced.graph.nodes}
     for captured, value in interpreter.images.items():

@@ -128,11 +128,13 @@ def strides_matter(output: fx.Node, axes: Axes, groups: Layout, target: Layout) 
     b, h, s, d = (axes.hint(group) for group in groups)
     memory = torch.empty((b, s, h, d), device="meta").transpose(1, 2)
     ours = _StridesOnly(_OnMeta(), axes, []).back(memory, groups, target)  # type: ignore[arg-type]
-    if ours.stride() == torch.empty(ours.shape, device="meta").stride():
-        return False
     pending = [(output, ours)]
     while pending:
         node, value = pending.pop()
+        if value.stride() == tuple(map(graph.hint, graph.value(node).stride())):
+            if len(output.users) > 1 and any(map(graph.is_mutable, node.users)):
+                return True  # the model's own may have been a copy by now, ours a view of the output
+            continue
         if "used" in node.meta:
             return True
         for user in node.users:

@@ -46,21 +46,24 @@ def attention_site(
 
 
 def attention_dtype(operation: Attention) -> torch.dtype:
-    """The format that the op computes in: the widest that Q, K and V really have, autocast included."""
-    formats = [
-        _narrowed(operation.q, operation.product_dtype, exact=True),
-        _narrowed(operation.k, operation.product_dtype, exact=True),
-        _narrowed(operation.v, operation.value_dtype, exact=False),
-    ]
-    widest = formats[0]
-    for other in formats[1:]:
-        widest = torch.promote_types(widest, other)  # bf16 and fp16 meet in fp32
-    return widest
+    """The format that the op computes in: the widest that the model's own products read, autocast included.
+
+    Where the model multiplies BF16 tensors in FP32 so does the op, or its gradients would be less exact than before.
+    """
+    products = (
+        (operation.q, operation.product_dtype),
+        (operation.k, operation.product_dtype),
+        (operation.v, operation.value_dtype),
+    )
+    first, *others = [_read_in(operand, dtype) for operand, dtype in products]
+    for other in others:
+        first = torch.promote_types(first, other)  # bf16 and fp16 meet in fp32
+    return first
 
 
-def _narrowed(operand: Operand, product: torch.dtype, exact: bool) -> torch.dtype:
-    """An operand's format: behind exact casts where allowed, and no wider than what the product reads."""
-    own = graph.dtype(operand.places[-1 if exact else 0][0])
+def _read_in(operand: Operand, product: torch.dtype) -> torch.dtype:
+    """The format in which a product reads an operand: its own, or under autocast the product's."""
+    own = operand.dtype
     return product if product.itemsize < own.itemsize else own
 
 

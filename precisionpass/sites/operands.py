@@ -127,7 +127,7 @@ def operand(axes: Axes, node: fx.Node, layout: Layout, scores: Scores | None) ->
         else:
             break
         places.append((node, layout))
-    return Operand(tuple((n, axes.layout(lay)) for n, lay in places))
+    return Operand(tuple((n, axes.layout(lay)) for n, lay in places), top)
 
 
 def _exact(node, top: torch.dtype) -> bool:

@@ -41,10 +41,7 @@ class Operand:
     """A tensor that a site reads: the places where it can be taken from, nearest first, each with its layout."""
 
     places: tuple[tuple[fx.Node, Layout], ...]
-
-    @property
-    def node(self) -> fx.Node:
-        return self.places[0][0]
+    dtype: torch.dtype  # at the product, in front of any cast that the places reach behind
 
 
 @dataclass(frozen=True)
