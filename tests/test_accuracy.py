@@ -96,14 +96,9 @@ def product_in_fp32(q, k, v):
     return (q.float() @ k.float().mT / scale).softmax(-1).to(v.dtype) @ v
 
 
-KNOWN = pytest.mark.xfail(
-    strict=True, reason="the op rounds dS, eager's FP32 product does not: dq 1.05 to 1.12 of eager's"
-)
-
-
 @pytest.mark.parametrize(
     "call",
-    [attend, attend_in_fp32, sdpa, pytest.param(product_in_fp32, marks=KNOWN)],
+    [attend, attend_in_fp32, sdpa, product_in_fp32],
     ids=lambda call: call.__name__,
 )
 @pytest.mark.parametrize("spread", [1.0, 3.0])
