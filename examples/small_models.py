@@ -17,11 +17,13 @@ transformers.logging.set_verbosity_error()
 LENGTH = 128  # tokens of a sequence: bytes
 
 
-def gpt2(seed: int = 0, layers: int = 3, width: int = 512, **more) -> transformers.GPT2LMHeadModel:
+def gpt2(
+    seed: int = 0, layers: int = 3, width: int = 512, length: int = LENGTH, **more
+) -> transformers.GPT2LMHeadModel:
     """FP32, in training mode, without dropout; 9.7 M parameters, heads of 64."""
     torch.manual_seed(seed)
     config = transformers.GPT2Config(
-        vocab_size=256, n_positions=LENGTH, n_embd=width, n_layer=layers, n_head=width // 64, use_cache=False,
+        vocab_size=256, n_positions=length, n_embd=width, n_layer=layers, n_head=width // 64, use_cache=False,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0, **more,
     )  # fmt: skip
     model = transformers.GPT2LMHeadModel(config)
