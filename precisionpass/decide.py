@@ -7,8 +7,9 @@ import torch
 
 from precisionpass import graph
 from precisionpass.capture import Captured, Origin, holds
-from precisionpass.rules import MissingFact, RuleSet, Setting
-from precisionpass.rules.settings import changes_numbers
+from precisionpass.rules import MissingFact, Resolved, RuleSet, Setting
+from precisionpass.rules.predicate import ask, name_of, not_a_truth
+from precisionpass.rules.settings import changes_numbers, contradiction
 from precisionpass.sites.site import Attention, NearMiss, Rowwise, Site
 
 _FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -18,6 +19,7 @@ MESSAGES = {
     "no_rule": "no rule matches this site",
     "rule_keeps": "the matching rules change nothing here",
     "already_satisfied": "the statistics are already computed in FP32 or better",
+    "contradiction": "two rules that both match cannot hold together",
     "unsupported_dtype": "the op computes bf16, fp16, fp32 and fp64 only",
     "probabilities_wanted": "the probabilities are used elsewhere, and a rule says probabilities: never",
     "cannot_be_placed": "the new call cannot be placed in the graph",
@@ -71,14 +73,35 @@ def _decide(captured: Captured, site: Site, rules: RuleSet) -> Decision:
         conditions.append(condition.text if answer else f"not ({condition.text})")
         return answer
 
-    resolved = rules.resolve(site.kind, origin.module, origin.module_class, captured.training, check)
+    def says(predicate, rule: str) -> bool:
+        answer = ask(predicate, rule, facts, origin.module)
+        if not isinstance(answer, bool | torch.SymBool):
+            raise not_a_truth(predicate, rule, answer)
+        truth = holds(answer)
+        if any(isinstance(fact, torch.SymInt | torch.SymFloat) for fact in facts.values()):
+            conditions.append(f"{'' if truth else 'not '}{name_of(predicate)}")
+        return truth
+
+    resolved = rules.resolve(site.kind, origin.module, origin.module_class, captured.training, check, says)
     action, reason = _action(site, resolved)
+    detail = _contradicting(resolved) if action == "rewritten" else ""
+    if detail:
+        action, reason = "refused", "contradiction"
     chosen = resolved.settings.get("implementation")
     rule = chosen.rule if chosen else resolved.rules[0] if resolved.rules else ""
     return Decision(
-        site, origin, captured.name, action, reason, MESSAGES[reason], rule, resolved.values(), resolved.settings,
-        resolved.rules, " and ".join(conditions),
+        site, origin, captured.name, action, reason, MESSAGES[reason] + (f": {detail}" if detail else ""), rule,
+        resolved.values(), resolved.settings, resolved.rules, " and ".join(conditions),
     )  # fmt: skip
+
+
+def _contradicting(resolved: Resolved) -> str:
+    """What cannot hold together once the rules are merged, with the rules that set it; "" where all is well."""
+    found = contradiction({name: setting.value for name, setting in resolved.settings.items()})
+    if found is None:
+        return ""
+    setters = [f'rule "{resolved.settings[name].rule}" sets {name}' for name in found[2]]
+    return f"{' and '.join(setters)}; {found[1]}"
 
 
 def _action(site: Site, resolved) -> tuple[str, str]:

@@ -26,4 +26,5 @@ CODES = {
     "PP124": "the factory failed, or needs arguments",
     "PP125": "the factory returned something else than a model, (model, args) or (model, args, kwargs)",
     "PP126": "no site of that name",
+    "PP131": "the predicate of a Python rule failed, or gave no truth",
 }

@@ -19,6 +19,7 @@ from precisionpass.rules.condition_tree import ConditionError
 from precisionpass.rules.facts import FACTS
 from precisionpass.rules.nearest import or_list
 from precisionpass.rules.pattern import PatternError, check_pattern, matches
+from precisionpass.rules.predicate import PredicateField
 from precisionpass.rules.settings import Apply, belongs_to, changes_numbers, contradiction
 
 MOST_RULES = 1000
@@ -98,6 +99,11 @@ class Match(Checked):
         default=None, description='A condition over the facts of a site, such as "dtype == bf16 and seq_q >= 1024".'
     )
     training: bool | None = Field(default=None, description="true: only in training mode. false: only in evaluation.")
+    predicate: PredicateField = Field(
+        default=None,
+        description="In Python only: a function of (facts, module) that says whether the rule matches. It is asked "
+        "last; its name and source are part of the digest of the rules.",
+    )
 
     @property
     def condition(self) -> Condition | None:
@@ -105,7 +111,7 @@ class Match(Checked):
         return None if self.where is None else parse(self.where)
 
     def accepts(self, kind: str, module: str, class_name: str, training: bool) -> bool:
-        """Whether everything but the where condition holds. class_name: bare or dotted."""
+        """Whether everything but the where condition and the predicate holds. class_name: bare or dotted."""
         if kind not in self.op or (self.training is not None and self.training != training):
             return False
         if any(matches(pattern, module) for pattern in self.not_module):

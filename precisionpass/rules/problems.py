@@ -38,6 +38,7 @@ _LENGTHS = {
     "too_long": "has more than {max_length} entries",
     "string_too_long": "has more than {max_length} characters",
 }
+_ONLY_IN_PYTHON = {"predicate"}
 _TRUTH_WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
@@ -159,7 +160,7 @@ def _keys_at(model: type[BaseModel], path: Path) -> list[str]:
             continue
         field = next(field for name, field in model.model_fields.items() if part in (name, field.alias))
         model = next(_models_in(field.annotation))
-    return [field.alias or name for name, field in model.model_fields.items()]
+    return [field.alias or name for name, field in model.model_fields.items() if name not in _ONLY_IN_PYTHON]
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from precisionpass.rules.condition import Condition
 from precisionpass.rules.model import Expect, OnTrouble, Rule
+from precisionpass.rules.predicate import Predicate, identity
 from precisionpass.rules.settings import belongs_to, changes_numbers, defaults
 
 
@@ -75,12 +76,19 @@ class RuleSet:
         return not any(rule.enabled for rule in self.rules)
 
     def resolve(
-        self, kind: str, module: str, class_name: str, training: bool, holds: Callable[[Condition], bool]
+        self,
+        kind: str,
+        module: str,
+        class_name: str,
+        training: bool,
+        holds: Callable[[Condition], bool],
+        says: Callable[[Predicate, str], bool] | None = None,
     ) -> Resolved:
         """Merge the settings of every rule that matches a site; the first rule to set a setting wins.
 
         kind: one of settings.OPS. module: dotted name, "" for the root. holds: asked about where conditions only
-        after all else matched, so that no condition is guarded without need.
+        after all else matched, so that no condition is guarded without need. says: asked last, with a predicate and the
+        id of its rule; without it a rule that has a predicate does not match.
         """
         settings: dict[str, Setting] = {}
         matched: list[str] = []
@@ -91,6 +99,9 @@ class RuleSet:
                 continue
             condition = rule.match.condition
             if condition is not None and not holds(condition):
+                continue
+            predicate = rule.match.predicate
+            if predicate is not None and not (says and says(predicate, rule.id)):
                 continue
             matched.append(rule.id)
             for name, value in rule.apply.given().items():
@@ -113,9 +124,11 @@ def _digest(rules: RuleSet) -> str:
 
 
 def _meaning(rule: Rule) -> dict[str, Any]:
-    match = rule.match.model_dump() if rule.match else {}
+    match = rule.match.model_dump(exclude={"predicate"}) if rule.match else {}
     condition = rule.match.condition if rule.match else None
     sets = {key: sorted(value) for key, value in match.items() if isinstance(value, tuple)}
+    if rule.match and rule.match.predicate:
+        match["predicate"] = identity(rule.match.predicate)
     return {
         "id": rule.id,
         "match": match | sets | {"where": condition.tree if condition else None},

@@ -150,13 +150,15 @@ def changes_numbers(setting: str, value: Any) -> bool:
     return setting not in _NEVER_NUMERIC and value is not None and value != "same"
 
 
-def contradiction(settings: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Two settings that cannot hold together: (the one to change, the reason), or None.
+def contradiction(settings: Mapping[str, Any]) -> tuple[str, str, tuple[str, str]] | None:
+    """Two settings that cannot hold together: (the one to change, the reason, both), or None.
 
     settings: plain values by name, of one rule or merged over several.
     """
     if settings.get("row_max_shift") is not None and settings.get("normaliser") == "float32":
-        return "normaliser", 'row_max_shift needs normaliser "rounded": a shift with "float32" biases every output'
+        reason = 'row_max_shift needs normaliser "rounded": a shift with "float32" biases every output'
+        return "normaliser", reason, ("row_max_shift", "normaliser")
     if settings.get("lowering") == "kernel" and settings.get("implementation") == "reference":
-        return "lowering", 'lowering "kernel" needs a kernel, and implementation "reference" is none'
+        reason = 'lowering "kernel" needs a kernel, and implementation "reference" is none'
+        return "lowering", reason, ("lowering", "implementation")
     return None

@@ -1,0 +1,117 @@
+"""A Python function as part of a match: Match(op="attention", predicate=lambda facts, module: facts["heads"] == 8)."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from precisionpass.errors import PrecisionPassError
+from precisionpass.rules.nearest import shown
+
+# (facts of the site, dotted name of its module) -> whether the rule matches
+Predicate = Callable[[Mapping[str, object], str], bool]
+
+
+def _only_from_python(value: Any) -> Any:
+    if value is None or callable(value):
+        return value
+    message = f'only rules written in Python have one, a function of (facts, module), not {shown(value)}; write "where"'
+    raise PydanticCustomError("PP104", "{message}", {"message": message})
+
+
+def _called_with_two(value: Any) -> Any:
+    try:
+        if value is not None:
+            inspect.signature(value).bind({}, "")
+    except TypeError:
+        message = f"{name_of(value)} is called with two arguments, (facts, module)"
+        raise PydanticCustomError("PP104", "{message}", {"message": message}) from None
+    except ValueError:
+        pass  # a function of C that tells nothing of its arguments
+    return value
+
+
+PredicateField = Annotated[
+    Callable[..., Any] | None,
+    BeforeValidator(_only_from_python),
+    AfterValidator(_called_with_two),
+    WithJsonSchema({"not": {}}),  # an editor marks it in a file, and shows the description, which says why
+]
+
+
+def name_of(predicate: Callable) -> str:
+    """The dotted name of the function, or of the class of an object that can be called."""
+    inner = _innermost(predicate)
+    named = inner if hasattr(inner, "__qualname__") else type(inner)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def identity(predicate: Callable) -> dict[str, str]:
+    """What the digest of a rule set sees of a predicate: its dotted name, SHA-256 of its source, and plain values.
+
+    Numbers, words and truths count where they are defaults, enclosed or bound by functools.partial; other values and
+    globals are not seen. Where there is no source, the name and the values alone count.
+    """
+    inner = _innermost(predicate)
+    try:
+        source = inspect.getsource(inner if hasattr(inner, "__qualname__") else type(inner))
+    except (OSError, TypeError):
+        source = ""
+    code = getattr(inner, "__code__", None)
+    if code is not None:
+        source += repr((code.co_code, code.co_names, _plain(code.co_consts)))  # two lambdas may share a line
+    closed = [cell.cell_contents for cell in getattr(inner, "__closure__", None) or () if _is_filled(cell)]
+    values = [_plain(getattr(inner, "__defaults__", None) or ()), _plain(closed)]
+    if isinstance(predicate, functools.partial):
+        values += [_plain(predicate.args), _plain(part for item in sorted(predicate.keywords.items()) for part in item)]
+    digest = hashlib.sha256(source.encode()).hexdigest() if source else ""
+    return {"name": name_of(predicate), "source": digest, "values": repr(values)}
+
+
+def ask(predicate: Predicate, rule: str, facts: Mapping[str, object], module: str) -> Any:
+    """The predicate's answer. Raises PrecisionPassError, which names the rule, where the predicate fails."""
+    try:
+        return predicate(facts, module)
+    except Exception as error:
+        raise PrecisionPassError(
+            f"the predicate of rule {shown(rule)} failed",
+            where=f"{name_of(predicate)}, asked about the module {shown(module)}",
+            why=f"{type(error).__name__}: {error}",
+            fix='a fact that a site may lack is read with facts.get("window")',
+            code="PP131",
+        ) from error
+
+
+def not_a_truth(predicate: Predicate, rule: str, answer: object) -> PrecisionPassError:
+    """For an answer that is neither true nor false."""
+    return PrecisionPassError(
+        f"the predicate of rule {shown(rule)} gave {type(answer).__name__}, neither True nor False",
+        where=name_of(predicate),
+        fix="return a bool, or a comparison of sizes",
+        code="PP131",
+    )
+
+
+def _plain(values: Iterable[object]) -> list[object]:
+    """Values whose text is the same in every process; of the others, the type."""
+    return [
+        value if value is None or isinstance(value, bool | int | float | str | bytes) else type(value).__name__
+        for value in values
+    ]
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
+
+
+def _innermost(predicate: Callable) -> Any:
+    return predicate.func if isinstance(predicate, functools.partial) else inspect.unwrap(predicate)
