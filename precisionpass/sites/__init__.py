@@ -4,6 +4,7 @@ from precisionpass.shadow import Shadow
 from precisionpass.sites.anchors import softmaxes
 from precisionpass.sites.attention import find_attention
 from precisionpass.sites.legality import mutations
+from precisionpass.sites.lengths import find_lengths
 from precisionpass.sites.norms import find_norms
 from precisionpass.sites.site import NearMiss, Site
 from precisionpass.sites.softmax import find_softmaxes
@@ -20,5 +21,6 @@ def find_sites(shadow: Shadow) -> tuple[tuple[Site, ...], tuple[NearMiss, ...]]:
     taken = {node for item in found if isinstance(item, Site) for node in item.interior}
     found += find_softmaxes([anchor for anchor in anchors if anchor.output not in taken], writes)
     found += find_norms(nodes, writes)
+    found += find_lengths(nodes)
     found.sort(key=lambda item: item.anchor)
     return tuple(f for f in found if isinstance(f, Site)), tuple(f for f in found if isinstance(f, NearMiss))
