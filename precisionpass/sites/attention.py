@@ -16,7 +16,7 @@ from precisionpass.sites.legality import check_not_mutated, check_one_grad_mode,
 from precisionpass.sites.scores import Scores, Walk, walks
 from precisionpass.sites.site import NearMiss, Refused, Site
 
-_DROPOUT = {aten.dropout, aten.native_dropout, aten.feature_dropout}
+_DROPOUT = {aten.dropout, aten.dropout_}
 
 
 def find_attention(
@@ -77,7 +77,7 @@ def _assemble(anchor: SoftmaxAnchor, walk: Walk, writes: tuple[fx.Node, ...]) ->
     output, closing = (value.node, set()) if not anchor.unnormalised else _divided(value.node, anchor)
     scored = {product.node, *product.inside, *(step for step, _ in walk.steps)}
     interior = {*scored, *anchor.interior, *probabilities.interior, value.node, *value.inside, *closing}
-    used = _uses_elsewhere(anchor, probabilities, interior)
+    used = _uses_elsewhere(anchor, probabilities, interior, axes)
     operation = operands.finished(operation, output, probabilities.dropout, used, axes)
     places = [node for o in (operation.q, operation.k, operation.v) for node, _ in o.places]
     reads = [*places, *(n for n, _ in (*operation.reads, *operation.factors))]
@@ -111,6 +111,9 @@ def _follow_to_values(p: _Probabilities, axes: Axes, keys: tuple[int, ...], has_
                 seen_reason = step
                 continue
             ahead, factor, rate = step
+            if rate and here.dropout:
+                seen_reason = "mixed_after_softmax"
+                continue
             paths[user] = _Probabilities(
                 user,
                 ahead,
@@ -163,8 +166,15 @@ def _one_step(user: fx.Node, node: fx.Node, layout: Layout, axes: Axes, has_sink
 
 def _contracts(product: Contraction, layout: Layout, axes: Axes, keys: tuple[int, ...]) -> bool:
     """Whether a product with the probabilities as its left operand sums over exactly the keys."""
+    if not _fits(product.left, layout, axes):
+        return False
     summed = [axes.finest(d) for label, d in zip(product.left_labels, layout, strict=True) if label in product.summed]
     return len(product.summed) >= 1 and tuple(a for dim in summed for a in dim) == keys
+
+
+def _fits(node: fx.Node, layout: Layout, axes: Axes) -> bool:
+    """Whether a tensor has its layout's sizes: probabilities that still hold the sink's column do not."""
+    return all(axes.size(dim) == graph.expression(s) for dim, s in zip(layout, graph.shape(node), strict=True))
 
 
 def _divided(output: fx.Node, anchor: SoftmaxAnchor) -> tuple[fx.Node, set[fx.Node]]:
@@ -180,7 +190,7 @@ def _divided(output: fx.Node, anchor: SoftmaxAnchor) -> tuple[fx.Node, set[fx.No
     raise Refused("no_value_product", "the sum of exponentials does not divide the product with V")
 
 
-def _uses_elsewhere(anchor: SoftmaxAnchor, p: _Probabilities, interior: set[fx.Node]):
+def _uses_elsewhere(anchor: SoftmaxAnchor, p: _Probabilities, interior: set[fx.Node], axes: Axes):
     """Probabilities that must still be produced: (their nodes with layouts, the stage).
 
     Scores that are used elsewhere too stay in the graph for that use; the new call does not read them.
@@ -190,6 +200,8 @@ def _uses_elsewhere(anchor: SoftmaxAnchor, p: _Probabilities, interior: set[fx.N
         if node in interior and (outside_users(node, interior) or "used" in node.meta):
             kept.append((node, layout))
             stages.add("dropped" if dropped else "softmax")
+    if not all(_fits(node, layout, axes) for node, layout in kept):
+        raise Refused("probabilities_used_elsewhere", "together with the sink's")
     if len(stages) > 1 or (kept and (anchor.unnormalised or p.factors)):
         raise Refused("probabilities_used_elsewhere")
     return tuple(kept), stages.pop() if stages else "none"

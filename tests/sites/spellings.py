@@ -203,6 +203,12 @@ def sink_column(q, k, v):
     return (s - s.amax(-1, keepdim=True)).softmax(-1)[..., :-1] @ v
 
 
+@spelling(f"softmax(QK^T * {SHOWN}, sink zeros) V")
+def sink_of_zeros(q, k, v):
+    """Softmax off by one."""
+    return torch.cat([q @ k.mT * SCALE, torch.zeros(B, H, S, 1)], -1).softmax(-1)[:, :, :, :S] @ v
+
+
 @spelling(f"softmax(QK^T * {SHOWN} + alibi[h,i,j]) V")
 def alibi(q, k, v):
     slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625])[:, None, None]
