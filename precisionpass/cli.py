@@ -1,7 +1,7 @@
-"""The command line: explain a model, check and show rules.
+"""The command line: explain a model, check, lint and show rules.
 
-Exit status: 0 all is well, 1 an expectation failed, 2 the input cannot be used, 3 a defect of this package or of the
-model while it was traced (with the traceback).
+Exit status: 0 all is well, 1 an expectation failed or lint found something, 2 the input cannot be used, 3 a defect of
+this package or of the model while it was traced (with the traceback).
 
 Imports stand inside the commands here, and only here: `check` must answer without torch, and rich is only for drawing.
 """
@@ -22,6 +22,7 @@ from typing import Any
 from precisionpass.errors import PrecisionPassError, RulesError
 
 FINE, EXPECTATION_FAILED, BAD_INPUT, DEFECT = 0, 1, 2, 3
+FINDINGS = 1
 _PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
 
 
@@ -68,6 +69,11 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("rules", nargs="+", metavar="R", help="a rules file or a preset")
     check.set_defaults(command=_check)
 
+    lint = commands.add_parser("lint", help="find rules without effect, and patterns that match no module of a model")
+    lint.add_argument("rules", metavar="R", help="a rules file or a preset")
+    lint.add_argument("--model", metavar="FILE.py:FACTORY", help="the model to hold module patterns against")
+    lint.set_defaults(command=_lint)
+
     show = commands.add_parser("show", help="print a preset; without a name, list them")
     show.add_argument("preset", nargs="?", metavar="PRESET")
     show.set_defaults(command=_show)
@@ -99,6 +105,24 @@ def _check_all(names: Sequence[str]) -> int:
         counted = f"{len(active)} rule{'' if len(active) == 1 else 's'}"
         print(f"{name}: good, {counted}{' (' + ', '.join(active) + ')' if active else ', changes nothing'}")
     return status
+
+
+def _lint(options: argparse.Namespace) -> int:
+    from precisionpass.rules.lint import Modules, lint
+    from precisionpass.rules.load import load
+    from precisionpass.target import load_model, split_target
+
+    rules, modules = load(options.rules), None
+    if options.model:
+        path, name = split_target(options.model)
+        with _progress(f"loading {options.model}"), contextlib.redirect_stdout(sys.stderr):
+            modules = Modules.of(load_model(path, name)["model"])
+    findings = lint(rules, modules)
+    for finding in findings:
+        print(finding)
+    count = len(findings)
+    print(f"{options.rules}: {f'{count} finding' + 's' * (count > 1) if findings else 'nothing found'}")
+    return FINDINGS if findings else FINE
 
 
 def _show(options: argparse.Namespace) -> int:

@@ -27,4 +27,9 @@ CODES = {
     "PP125": "the factory returned something else than a model, (model, args) or (model, args, kwargs)",
     "PP126": "no site of that name",
     "PP131": "the predicate of a Python rule failed, or gave no truth",
+    "PP201": "lint: a rule that can match no site",
+    "PP202": "lint: a rule whose every setting earlier rules have set wherever it matches",
+    "PP203": "lint: a module pattern that matches no module of the model",
+    "PP204": "lint: a class pattern that matches no module's class of the model",
+    "PP205": "lint: rules that contradict each other wherever one of them matches",
 }

@@ -186,15 +186,19 @@ def _inside(source: Source, finding: Finding, line: int, column: int) -> tuple[i
 
 
 def _with_origins(source: Source, file: RulesFile) -> tuple[Rule, ...]:
-    """The rules of the file, each with its line and the lines of its settings."""
+    """The rules of the file, each with its place, the lines of its settings and the places in its match."""
     lines: dict[int, dict[str, int]] = {index: {} for index in range(len(file.rules))}
+    keys: dict[int, dict[str, tuple[int, int]]] = {index: {} for index in range(len(file.rules))}
     for path, place in source.places.items():
         match path:
             case ("rules", int(index), "apply", str(setting)):
                 lines[index][setting] = place.key[0]
+            case ("rules", int(index), "match", str(key)):
+                keys[index][key] = place.value
     return tuple(
-        rule.at(Origin(source.file, source.place(("rules", index)).value[0], lines[index]))
+        rule.at(Origin(source.file, line, lines[index], column, keys[index]))
         for index, rule in enumerate(file.rules)
+        for line, column in [source.place(("rules", index)).value]
     )
 
 

@@ -66,11 +66,15 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")]
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a rule was written: file as shown to people, line from 1 (0: in Python), and the line of each setting."""
+    """Where a rule was written: file as shown to people, line and column from 1 (0: in Python), the line of each
+    setting, and line and column of the value of each key of match.
+    """
 
     file: str = "python"
     line: int = 0
     setting_lines: Mapping[str, int] = field(default_factory=dict)
+    column: int = 0
+    match_places: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 class Match(Checked):
