@@ -1,5 +1,6 @@
 # make demo   sets up .venv and trains two small models with and without precisionpass
 # make test   sets up .venv and runs every check and test
+# make bench  measures the pass, a training step and the bias of attention on this machine (some ten minutes)
 # Both work on a fresh clone. Needed beforehand: Python >= 3.11 with pip and venv (choose it with PYTHON=...).
 
 PYTHON ?= python3
@@ -8,7 +9,7 @@ INSTALLED := .venv/.installed
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test
+.PHONY: demo test bench
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
@@ -18,6 +19,11 @@ test: $(INSTALLED)
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/bias.py
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/step.py
 
 # The versions are pinned in every call of pip: an open range of torch can pull a build of several gigabytes.
 $(INSTALLED): pyproject.toml constraints.txt

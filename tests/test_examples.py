@@ -1,0 +1,76 @@
+"""Every example runs, alone, as a reader would run it; the demo says what it has to without a C++ compiler too."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MARK = "<!-- printed by examples/01_first_review.py -->"
+EXAMPLES = Path(__file__).parents[1] / "examples"
+ARGUMENTS = {
+    "01_first_review.py": [],
+    "02_train.py": ["--backend", "aot_eager", "--steps", "2"],
+    "03_own_rules.py": [],
+}
+SAID = {
+    "01_first_review.py": [
+        "12 attention sites rewritten",
+        "transformer.h.{0-11}.attn",
+        "softmax(QK^T * 0.125, j <= i)",
+    ],
+    "02_train.py": ["step 2: loss", "rewritten: model.layers.0.self_attn, model.layers.1.self_attn"],
+    "03_own_rules.py": ["own_rules.yaml: good", "own_rules:first-layer-as-it-is", "'transformer.h.0.attn': 'kept'"],
+}
+
+
+def run(name: str, *arguments: str, **environment: str) -> str:
+    """What the example prints; it must end well, and on stderr there is nothing of ours where it is no terminal."""
+    ran = subprocess.run(
+        [sys.executable, EXAMPLES / name, *arguments], capture_output=True, text=True, timeout=500,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "\r" not in ran.stderr
+    return ran.stdout
+
+
+def test_every_example_is_named_here():
+    numbered = {file.name for file in EXAMPLES.glob("[0-9]*.py")}
+    assert numbered == set(ARGUMENTS) == set(SAID)
+
+
+def test_examples_are_short():
+    lengths = {file.name: len(file.read_text().splitlines()) for file in EXAMPLES.glob("*.py")}
+    assert not {name: length for name, length in lengths.items() if name in ARGUMENTS and length > 60}
+    assert max(lengths.values()) <= 220
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_the_example_runs(name):
+    said = run(name, *ARGUMENTS[name])
+    assert [words for words in SAID[name] if words not in said] == []
+
+
+def test_the_readme_shows_what_the_first_example_prints(request):
+    readme = EXAMPLES.parent / "README.md"
+    before, rest = readme.read_text().split(MARK)
+    after = rest.split("<!-- end -->", 1)[1]
+    said = run("01_first_review.py").rpartition("\n\n")[0]
+    made = f"{before}{MARK}\n```\n{said}\n```\n<!-- end -->{after}"
+    if request.config.getoption("--update-golden"):
+        readme.write_text(made)
+    assert readme.read_text() == made, "run: pytest tests/test_examples.py -k readme --update-golden"
+
+
+def test_the_demo_without_a_compiler(tmp_path):
+    said = run("demo.py", "--steps", "2", "--batches", "1", "--review", str(tmp_path / "reviews"), CXX="/no/compiler")
+    assert "There is no C++ compiler here" in said and "aot_eager" in said
+    for model in ("GPT-2", "Llama"):
+        assert f"{model}: 9." in said
+    assert said.count("3 attention sites rewritten") == said.count("precisionpass / as it is:") == 2
+    assert said.count("geometric mean") == said.count("persistent sink, 3") == 2
+    for folder in ("gpt2", "llama"):
+        assert str(tmp_path / "reviews" / folder / "index.html") in said
+        assert (tmp_path / "reviews" / folder / "index.html").is_file()
