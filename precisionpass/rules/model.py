@@ -107,6 +107,7 @@ class Match(Checked):
         default=None,
         description="In Python only: a function of (facts, module) that says whether the rule matches. It is asked "
         "last; its name and source are part of the digest of the rules.",
+        json_schema_extra={"not": {}},  # an editor marks it in a file, and shows why
     )
 
     @property
