@@ -13,7 +13,7 @@ from precisionpass.sites.axes import VIEWS, Axes, Layout
 from precisionpass.sites.contraction import Contraction, contraction
 from precisionpass.sites.describe import attention_site
 from precisionpass.sites.legality import check_not_mutated, check_one_grad_mode, outside_users
-from precisionpass.sites.scores import Scores, Walk, walks
+from precisionpass.sites.scores import LONGEST_WALK, Scores, Walk, carriers, walks
 from precisionpass.sites.site import NearMiss, Refused, Site
 
 _DROPOUT = {aten.dropout, aten.dropout_}
@@ -25,23 +25,47 @@ def find_attention(
     """Every attention among the shadow's nodes, and every softmax of a product that is none, with the reason."""
     for node in nodes:
         if graph.packet(node) is aten.scaled_dot_product_attention:
-            yield attention_site(fused.read_call(node), frozenset({node}), node, ())
+            yield _called(node)
     for anchor in anchors:
         if not anchor.log:
             yield from _around(anchor, writes)
 
 
+def _called(node: fx.Node) -> Site | NearMiss:
+    try:
+        return attention_site(fused.read_call(node), frozenset({node}), node, ())
+    except Refused as refusal:
+        return NearMiss("attention", refusal.reason, node, refusal.detail)
+
+
 def _around(anchor: SoftmaxAnchor, writes: tuple[fx.Node, ...]) -> Iterator[Site | NearMiss]:
     """The attention around one softmax. Of several possible products the first that fits is the site's."""
-    reason = None
+    reason, walk = None, None
     for walk in walks(anchor.scores):
         try:
             yield _assemble(anchor, walk, writes)
             return
         except Refused as refusal:
             reason = reason or refusal
+    if walk is None and (between := _unknown_before(anchor.scores)) is not None:
+        reason = Refused("no_query_key_product", f"{between.name} stands between")
     if reason is not None:
         yield NearMiss("attention", reason.reason, anchor.output, reason.detail)
+
+
+def _unknown_before(node) -> fx.Node | None:
+    """The first operation in front of a softmax that is not followed, where a product lies behind it."""
+    unknown = None
+    for _ in range(LONGEST_WALK):
+        if contraction(node) is not None:
+            return None if graph.packet(node) is aten.linear else unknown
+        inputs = [n for n in getattr(node, "all_input_nodes", ()) if graph.is_tensor(n)]
+        if not inputs:
+            return None
+        if unknown is None and not carriers(node):
+            unknown = node
+        node = inputs[0]
+    return None
 
 
 @dataclass

@@ -46,12 +46,12 @@ def _walks(node, left: int) -> Iterator[Walk]:
     product = contraction(node)
     if product is not None and graph.packet(node) is not aten.linear:
         yield Walk(product, ())
-    for carrier in _carriers(node):
+    for carrier in carriers(node):
         for walk in _walks(carrier, left - 1):
             yield Walk(walk.product, (*walk.steps, (node, carrier)))
 
 
-def _carriers(node: fx.Node) -> Sequence:
+def carriers(node: fx.Node) -> Sequence:
     """Arguments of a score operation that may lead back to the product."""
     kind = graph.packet(node)
     if kind in CASTS or kind in VIEWS or kind in _TANH or kind in _CLAMP or kind in _FILL or kind is aten.neg:
