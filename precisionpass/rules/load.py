@@ -14,6 +14,7 @@ from precisionpass.errors import RulesError, RulesProblem
 from precisionpass.rules import presets
 from precisionpass.rules.model import MOST_RULES, OnTrouble, Origin, Rule, RulesFile
 from precisionpass.rules.nearest import did_you_mean, shown
+from precisionpass.rules.not_yet import NOT_YET_PRESETS
 from precisionpass.rules.problems import Finding, findings_of
 from precisionpass.rules.ruleset import RuleSet
 from precisionpass.rules.source import LARGEST_FILE, Source, decode, read
@@ -110,7 +111,8 @@ class _Loader:
         if not problem and target.resolve() in chain:
             problem = f"{shown(base)} extends itself: {' > '.join(step.name for step in [*chain, target])}"
         if problem:
-            raise RulesError([source.problem("PP109", problem, *source.place(("extends", index)).value)])
+            code = "PP107" if base in NOT_YET_PRESETS else "PP109"
+            raise RulesError([source.problem(code, problem, *source.place(("extends", index)).value)])
         return self.file(target, name, chain)
 
 

@@ -1,4 +1,4 @@
-"""Settings and values this version cannot carry out yet: refused by name (PP107), never ignored."""
+"""Settings, values and presets this version cannot carry out yet: refused by name (PP107), never ignored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ NOT_YET_SETTINGS = {
 }
 # (setting, value) -> what to write instead, until it is there.
 NOT_YET_VALUES = {
+    ("op", "linear"): "linear layers stay as they are",
     ("implementation", "hopper"): 'write "auto" or "triton"',
     ("lowering", "inline"): 'write "auto" or "kernel"',
     ("statistics", "float64"): 'write "float32"; float64 inputs are computed in float64 as they are',
 }
+# preset -> why it cannot be used
+NOT_YET_PRESETS = dict.fromkeys(("fp8-attention", "fp8-linear"), "FP8 has not landed")

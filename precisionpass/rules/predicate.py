@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import types
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator
@@ -51,8 +52,9 @@ def name_of(predicate: Callable) -> str:
 def identity(predicate: Callable) -> dict[str, str]:
     """What the digest of a rule set sees of a predicate: its dotted name, SHA-256 of its source, and plain values.
 
-    Numbers, words and truths count where they are defaults, enclosed or bound by functools.partial; other values and
-    globals are not seen. Where there is no source, the name and the values alone count.
+    Values that are defaults, enclosed or bound by functools.partial count: numbers, words and what is made of them by
+    what they are, others by which object it is, so that the digest is then another in each process. Globals are not
+    seen. Where there is no source, the name and the values alone count.
     """
     inner = _innermost(predicate)
     try:
@@ -61,13 +63,14 @@ def identity(predicate: Callable) -> dict[str, str]:
         source = ""
     code = getattr(inner, "__code__", None)
     if code is not None:
-        source += repr((code.co_code, code.co_names, _plain(code.co_consts)))  # two lambdas may share a line
+        source += repr(_plain(code))  # two lambdas may share a line
     closed = [cell.cell_contents for cell in getattr(inner, "__closure__", None) or () if _is_filled(cell)]
-    values = [_plain(getattr(inner, "__defaults__", None) or ()), _plain(closed)]
+    values = [getattr(inner, "__defaults__", None), getattr(inner, "__kwdefaults__", None), closed]
+    values.append(getattr(inner, "__self__", None) if hasattr(inner, "__qualname__") else inner)
     if isinstance(predicate, functools.partial):
-        values += [_plain(predicate.args), _plain(part for item in sorted(predicate.keywords.items()) for part in item)]
+        values += [predicate.args, predicate.keywords]
     digest = hashlib.sha256(source.encode()).hexdigest() if source else ""
-    return {"name": name_of(predicate), "source": digest, "values": repr(values)}
+    return {"name": name_of(predicate), "source": digest, "values": repr(_plain(values))}
 
 
 def ask(predicate: Predicate, rule: str, facts: Mapping[str, object], module: str) -> Any:
@@ -94,12 +97,19 @@ def not_a_truth(predicate: Predicate, rule: str, answer: object) -> PrecisionPas
     )
 
 
-def _plain(values: Iterable[object]) -> list[object]:
-    """Values whose text is the same in every process; of the others, the type."""
-    return [
-        value if value is None or isinstance(value, bool | int | float | str | bytes) else type(value).__name__
-        for value in values
-    ]
+def _plain(value: object) -> object:
+    """What stands for a value in the digest: the same text for equal plain values, in every process."""
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return value
+    if isinstance(value, types.CodeType):
+        return [value.co_code, value.co_names, _plain(value.co_consts)]
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    if isinstance(value, set | frozenset):
+        return ["set", *sorted(repr(_plain(one)) for one in value)]
+    if isinstance(value, dict):
+        return ["dict", *sorted(repr((_plain(key), _plain(one))) for key, one in value.items())]
+    return f"{type(value).__name__} {id(value)}"
 
 
 def _is_filled(cell: Any) -> bool:
@@ -110,4 +120,4 @@ def _is_filled(cell: Any) -> bool:
 
 
 def _innermost(predicate: Callable) -> Any:
-    return predicate.func if isinstance(predicate, functools.partial) else inspect.unwrap(predicate)
+    return predicate.func if isinstance(predicate, functools.partial) else predicate

@@ -25,6 +25,17 @@ def either(facts, module, name=""):
     return name in module
 
 
+class Named:
+    def __init__(self, name):
+        self.name = name
+
+    def __call__(self, facts, module):
+        return module == self.name
+
+    def is_it(self, facts, module):
+        return module == self.name
+
+
 def more_heads_than(limit):
     return lambda facts, module: facts["heads"] > limit
 
@@ -61,7 +72,13 @@ def test_the_digest_sees_its_name_and_its_source():
     digests += [load(ruled(functools.partial(either, name=name))).digest for name in "ab"]
     assert len(set(digests)) == 6
     assert load(ruled(first_block)).digest == load(ruled(first_block)).digest
-    for pair in ([more_heads_than(3), more_heads_than(4)], [lambda facts, module: True, lambda facts, module: False]):
+    assert load(ruled(more_heads_than({1, 2}))).digest == load(ruled(more_heads_than({2, 1}))).digest
+    sets = [functools.partial(either, name={"a", name}) for name in "bc"]
+    objects = [functools.partial(either, name=object()) for _ in range(2)]
+    lambdas = [lambda facts, module: True, lambda facts, module: False]
+    callables = [Named("a"), Named("b")]
+    methods = [callables[0].is_it, callables[1].is_it]
+    for pair in (sets, objects, lambdas, callables, methods, [more_heads_than(3), more_heads_than(4)]):
         assert len({load(ruled(one)).digest for one in pair}) == 2
 
 
