@@ -10,7 +10,7 @@ CODES = {
     "PP104": "a value of the wrong type or out of range",
     "PP105": "a word that is not one of the choices",
     "PP106": "a required key is missing",
-    "PP107": "a setting, value or preset that this version cannot carry out yet",
+    "PP107": "a setting or value that this version cannot carry out yet",
     "PP108": "a where condition that cannot be read",
     "PP109": "extends names nothing, names itself, or goes too deep",
     "PP110": "two rules have one id",
