@@ -141,13 +141,16 @@ def show_gradient_errors(name, plain, through, text, compared) -> None:
 def show_bias(model, its_attention, text) -> None:
     """The bias of three attentions on the same q, k, v and dO: those of the trained model, and a sink that fails."""
     own = attention_of(model, next(batches(text, SEQUENCES, SEEDS[0])))
-    print("\nBias of attention: |mean rowsum dS| relative to mean sum |dO| P|V|, 0 in exact arithmetic:")
-    print(f"    {'inputs':<22}{'as it is':>14}{'flash-style':>14}{'precisionpass':>16}")
+    print("\nBias of attention: |mean rowsum dS| / mean sum |dO| P|V|, 0 in exact arithmetic (± standard error):")
+    print(f"    {'inputs':<21}{'as it is':>18}{'flash-style':>18}{'precisionpass':>18}")
     cases = {"this model's": own} | {f"persistent sink, {seed}": persistent_sink(seed) for seed in SEEDS}
     for label, case in cases.items():
         figures = [bias(attend, case) for attend in (its_attention, flash_style, ours)]
-        print(f"    {label:<22}{figures[0]:>14.1e}{figures[1]:>14.1e}{figures[2]:>16.1e}")
-    print("    flash-style: what fused kernels on GPUs do, emulated here; persistent sink: inputs on which it fails.")
+        print(f"    {label:<21}" + "".join(f"{f'{size:.1e} ± {error:.0e}':>18}" for size, error in figures))
+    print(
+        "    A figure below three standard errors is no bias. flash-style: what fused kernels on GPUs do, emulated here;"
+    )
+    print("    persistent sink: inputs on which it fails, as in arXiv 2510.04212.")
 
 
 def headline(words: str) -> None:

@@ -52,8 +52,8 @@ def attention_of(model: torch.nn.Module, ids: Tensor) -> Case:
     return Case("the model's own", q, k, v, upstream / upstream.float().std(), x=q, causal="top_left")
 
 
-def bias(attend: Attend, case: Case) -> float:
-    """|mean rowsum dS| over mean sum |dO| P|V|: zero for exact arithmetic, and what adds up over steps.
+def bias(attend: Attend, case: Case) -> tuple[float, float]:
+    """|mean rowsum dS| over mean sum |dO| P|V|: 0 in exact arithmetic, and what adds up; with its standard error.
 
     Read from outside, so that it holds for any attention: q gets a column of zeros and k one of ones. No score
     changes, and the gradient of q's new column is scale * rowsum dS.
@@ -63,8 +63,8 @@ def bias(attend: Attend, case: Case) -> float:
     q.requires_grad_()
     output = attend(q, k, v, case.causal == "top_left")
     row_sum = torch.autograd.grad(output, q, upstream)[0][..., -1].double() / SCALE
-    size = (case.upstream.double().abs() * exact(case).magnitude).sum(-1)
-    return float(row_sum.mean().abs() / size.mean())
+    size = (case.upstream.double().abs() * exact(case).magnitude).sum(-1).mean()
+    return float(row_sum.mean().abs() / size), float(row_sum.std() / row_sum.numel() ** 0.5 / size)
 
 
 def eager(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
