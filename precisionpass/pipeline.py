@@ -13,7 +13,7 @@ from precisionpass.review.graphs import GraphResult, report_of
 from precisionpass.review.report import Report
 from precisionpass.rewriting import rewrite
 from precisionpass.rules import RuleSet
-from precisionpass.shadow import holds_anchor, make_shadow
+from precisionpass.shadow import fill_in_examples, holds_anchor, make_shadow
 from precisionpass.sites import find_sites
 from precisionpass.snapshot import snapshot
 
@@ -45,7 +45,9 @@ def _one_graph(captured: Captured, rules: RuleSet) -> GraphResult:
         sites, near_misses = find_sites(shadow)
         decisions = decide(captured, sites, rules)
         missed = tuple((miss, origin_of(captured, miss)) for miss in near_misses)
+        old = frozenset(captured.module.graph.nodes)
         rewritten = rewrite(captured, shadow, decisions)
+        fill_in_examples(captured.module, old)
     except PrecisionPassError:
         raise
     except Exception as problem:

@@ -9,6 +9,8 @@ tracing context, suppressed guards. `tests/test_shadow.py` says so first when a 
 """
 
 import contextlib
+import logging
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +22,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_slot, make_fx, track_te
 from torch.utils._pytree import tree_leaves, tree_map
 
 from precisionpass import fast_paths, graph
+
+log = logging.getLogger("precisionpass")
 
 _ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast
 _EXIT_AUTOCAST = torch.amp.autocast_mode._exit_autocast
@@ -253,6 +257,23 @@ def _fake_mode(module: fx.GraphModule) -> FakeTensorMode | None:
             if isinstance(leaf, FakeTensor):
                 return leaf.fake_mode
     return None
+
+
+def fill_in_examples(module: fx.GraphModule, old: Container[fx.Node]) -> None:
+    """Give the calls that are not among `old` their example values; AOTAutograd caches no graph where one is missing.
+
+    Where one cannot be had nothing but the cache is lost.
+    """
+    with _undisturbed(_fake_mode(module)):
+        for node in module.graph.nodes:
+            if node in old or not all("example_value" in read.meta for read in node.all_input_nodes):
+                continue
+            args, kwargs = fx.map_arg((node.args, node.kwargs), graph.value)
+            call = getattr(args[0], node.target) if node.op == "call_method" else node.target
+            try:
+                node.meta["example_value"] = call(*args[node.op == "call_method" :], **kwargs)
+            except Exception as problem:  # noqa: BLE001
+                log.debug("no example value for %s: %s", node.name, problem)
 
 
 @contextlib.contextmanager

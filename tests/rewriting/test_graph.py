@@ -150,3 +150,18 @@ def test_symbolic_sizes(dynamic):
         return ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).reshape(batch, length, 32)
 
     assert "attention" in calls(call, torch.randn(2, 5, 96), dynamic=dynamic)
+
+
+def test_new_calls_have_example_values():
+    """AOTAutograd caches no graph in which a method is called on a value without one."""
+    seen = []
+    torch._dynamo.reset()
+    q, k, v = (t.to(torch.bfloat16) for t in qkv())
+    call = lambda q, k, v: torch.dropout((q @ k.mT).float().softmax(-1), 0.5, True).to(v.dtype) @ v  # noqa: E731
+    compiled = precisionpass.compile(call, backend=lambda m, i: seen.extend(m.graph.nodes) or m, dynamic=True)
+    out = compiled(q, k, v)
+    calls_ = [node for node in seen if node.op.startswith("call_")]
+    assert "precisionpass.attention.default" in {str(node.target) for node in calls_}
+    assert all("example_value" in node.meta for node in calls_)
+    last = calls_[-1].meta["example_value"]
+    assert (last.dtype, tuple(int(s) for s in last.shape), last.is_contiguous()) == (out.dtype, tuple(out.shape), True)
