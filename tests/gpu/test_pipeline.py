@@ -24,7 +24,8 @@ def step(model: torch.nn.Module, kwargs: dict) -> dict[str, torch.Tensor]:
     model.zero_grad()
     output = tree_leaves(model(**kwargs))[0]
     weights = torch.Generator("cuda").manual_seed(7)
-    (output.double() * torch.randn(output.shape, generator=weights, device="cuda", dtype=torch.float64)).sum().backward()
+    readout = torch.randn(output.shape, generator=weights, device="cuda", dtype=torch.float64)
+    (output.double() * readout).sum().backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
