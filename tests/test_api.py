@@ -243,7 +243,7 @@ def test_explain_takes_a_mode_and_gives_it_back():
     assert torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_explain_on_meta_tensors_finds_the_same_sites(name):
     model, kwargs = family(name)
     real = precisionpass.explain(model, kwargs=kwargs)
