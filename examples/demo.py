@@ -148,7 +148,7 @@ def show_bias(model, its_attention, text) -> None:
         figures = [bias(attend, case) for attend in (its_attention, flash_style, ours)]
         print(f"    {label:<21}" + "".join(f"{f'{size:.1e} ± {error:.0e}':>18}" for size, error in figures))
     print("    Below three standard errors it is no bias. flash-style: what fused kernels on GPUs do, emulated here;")
-    print("    persistent sink: inputs on which it fails, as in arXiv 2510.04212.")
+    print("    persistent sink: a token whose V is the same in every sequence, on which that arithmetic fails.")
 
 
 def headline(words: str) -> None:

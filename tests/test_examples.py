@@ -1,5 +1,6 @@
 """Every example runs, alone, as a reader would run it; the demo says what it has to without a C++ compiler too."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -25,6 +26,7 @@ SAID = {
 }
 
 
+@functools.cache
 def run(name: str, *arguments: str, **environment: str) -> str:
     """What the example prints; it must end well, and on stderr there is nothing of ours where it is no terminal."""
     ran = subprocess.run(
