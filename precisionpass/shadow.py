@@ -46,7 +46,7 @@ class Shadow:
     opaque: frozenset[fx.Node] = field(default_factory=frozenset)  # captured calls that were not looked into
 
 
-_ANCHOR_WORDS = ("softmax", "attention", "attn", "exp", "norm", "rsqrt", "sqrt", "pow")
+_ANCHOR_WORDS = ("softmax", "attention", "attn", "encoder_layer", "exp", "norm", "rsqrt", "sqrt", "pow")
 
 
 def holds_anchor(module: fx.GraphModule) -> bool:

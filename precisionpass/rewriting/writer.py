@@ -88,10 +88,10 @@ class Writer:
         self.known.update(results)
         sources = [self.shadow.source.get(node) or self.shadow.owner.get(node) for node in interior]
         visible = self._visible(results)
+        for user in (user for old in visible for user in old.users):  # all of them before anything is changed
+            if user not in self.made and user < self.before and self.shadow.image.get(user) not in interior:
+                raise CannotPlace(f"{user.name} reads a result before the place of the new call")
         for old, new in visible.items():
-            for user in old.users:
-                if user not in self.made and user < self.before and self.shadow.image.get(user) not in interior:
-                    raise CannotPlace(f"{user.name} reads a result before the place of the new call")
             old.replace_all_uses_with(new, delete_user_cb=lambda user: user not in self.made)
             image = self.shadow.image.get(old)
             if isinstance(image, fx.Node):

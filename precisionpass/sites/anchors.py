@@ -1,7 +1,8 @@
 """Softmax in every spelling: the anchors that attention and lone softmaxes are found from."""
 
+import operator
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
@@ -111,7 +112,7 @@ def _of_exponential(exponential, total, output: fx.Node, extra: set) -> SoftmaxA
     dim = _reduced(expanded)
     if graph.packet(source) is not aten.exp or dim is None:
         return None
-    between = _casts_between(exponential, source) | _casts_between(expanded.args[0], source)
+    between = casts_between(exponential, source) | casts_between(expanded.args[0], source)
     interior = frozenset(extra | {expanded, source} | between)
     return SoftmaxAnchor(source.args[0], output, dim, interior, native=False)  # type: ignore[union-attr]
 
@@ -121,7 +122,7 @@ def _late(exponential: fx.Node) -> SoftmaxAnchor | None:
     for user in _through_casts(exponential):
         dim = _reduced(user) if graph.packet(user) is aten.sum else None
         if dim is not None:
-            interior = frozenset({exponential, user} | _casts_between(user.args[0], exponential))
+            interior = frozenset({exponential, user} | casts_between(user.args[0], exponential))
             anchor = SoftmaxAnchor(exponential.args[0], exponential, dim, interior, native=False, total=user)  # type: ignore[arg-type]
             return _without_shift(anchor)
     return None
@@ -138,28 +139,15 @@ def _without_shift(anchor: SoftmaxAnchor) -> SoftmaxAnchor:
     if graph.packet(largest) is aten.detach:
         interior.add(largest)
         largest = largest.args[0]
-    chain = {bare, largest} | _casts_between(scores, bare) | _casts_between(shift, largest)
-    if isinstance(largest, fx.Node) and largest.target.__class__.__name__ == "builtin_function_or_method":  # getitem
+    chain = {bare, largest} | casts_between(scores, bare) | casts_between(shift, largest)
+    if graph.packet(largest) is operator.getitem:
         chain.add(largest.args[0])
         largest = largest.args[0]
-    if (
-        not isinstance(largest, fx.Node)
-        or graph.packet(largest) not in _LARGEST
-        or uncast(largest.args[0]) is not uncast(before)
-    ):
+    if graph.packet(largest) not in _LARGEST or uncast(largest.args[0]) is not uncast(before):
         return anchor
     if _reduced(largest) != anchor.dim:
         return anchor
-    return SoftmaxAnchor(
-        before,
-        anchor.output,
-        anchor.dim,
-        frozenset(interior | chain),
-        anchor.log,
-        anchor.native,
-        anchor.safe,
-        anchor.total,
-    )
+    return replace(anchor, scores=before, interior=frozenset(interior | chain))
 
 
 def _reduced(node: fx.Node) -> int | None:
@@ -185,7 +173,7 @@ def _through_casts(node: fx.Node) -> Iterator[fx.Node]:
             yield user
 
 
-def _casts_between(outer, inner) -> set:
+def casts_between(outer, inner) -> set[fx.Node]:
     """The casts from `outer` down to, not including, `inner`."""
     found = set()
     while outer is not inner and isinstance(outer, fx.Node) and graph.packet(outer) in CASTS:

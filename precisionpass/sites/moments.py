@@ -7,7 +7,7 @@ from torch import fx
 from torch.ops import aten  # pyright: ignore[reportMissingImports]
 
 from precisionpass import graph
-from precisionpass.sites.anchors import CASTS, uncast
+from precisionpass.sites.anchors import uncast
 from precisionpass.sites.scores import constant_of
 
 
@@ -102,15 +102,6 @@ def kept_dims(node: fx.Node) -> tuple[int, ...] | None:
         return None
     rank = len(graph.shape(node.args[0]))  # type: ignore[arg-type]
     return tuple(sorted(int(d) % rank for d in dims))
-
-
-def casts_to(outer, inner) -> set[fx.Node]:
-    """The casts between a node and the one behind them."""
-    found = set()
-    while outer is not inner and isinstance(outer, fx.Node) and graph.packet(outer) in CASTS:
-        found.add(outer)
-        outer = outer.args[0]
-    return found
 
 
 def _of_pair(node: fx.Node) -> Moment | None:

@@ -10,7 +10,7 @@ from torch.ops import aten  # pyright: ignore[reportMissingImports]
 
 from precisionpass import graph
 from precisionpass.sites import moments
-from precisionpass.sites.anchors import CASTS, uncast
+from precisionpass.sites.anchors import CASTS, casts_between, uncast
 from precisionpass.sites.describe import short
 from precisionpass.sites.legality import check_not_mutated, outside_users
 from precisionpass.sites.moments import Moment
@@ -46,9 +46,9 @@ def normalised(node: fx.Node) -> Normalised | None:
         if exponent != (0.5 if kind is aten.div else -0.5):
             continue
         statistic, eps = _without_eps(inside)
-        interior = {node, *between, *moments.casts_to(other, root), *moments.casts_to(inside, uncast(inside))}
+        interior = {node, *between, *casts_between(other, root), *casts_between(inside, uncast(inside))}
         if eps != 0:
-            interior |= {uncast(inside), *moments.casts_to(statistic, uncast(statistic))}
+            interior |= {uncast(inside), *casts_between(statistic, uncast(statistic))}
         return Normalised(node, row, uncast(statistic), eps, frozenset(interior))
     return None
 
@@ -135,7 +135,7 @@ def _written_out(found: Normalised, writes: tuple[fx.Node, ...]) -> Site | None:
     x = uncast(moment.of)
     if _is_group_of(x, moment.dims):
         raise Refused("group_norm")
-    interior = found.interior | moment.interior | moments.casts_to(found.row, row) | _casts_inside(moment, x)
+    interior = found.interior | moment.interior | casts_between(found.row, row) | _casts_inside(moment, x)
     operation = Rowwise(x, found.output, moment.dims, eps=found.eps)
     operation, interior = _with_affine(operation, interior)
     interior = _without_shared_casts(frozenset(interior - {x}), operation.output)
@@ -169,7 +169,7 @@ def _of_layer_norm(centre: Moment, variance: Moment) -> Moment:
 def _casts_inside(moment: Moment, x: fx.Node) -> set[fx.Node]:
     """Casts of x that the statistics read."""
     read = [argument for node in moment.interior for argument in node.all_input_nodes if uncast(argument) is x]
-    return {cast for argument in read for cast in moments.casts_to(argument, x)}
+    return {cast for argument in read for cast in casts_between(argument, x)}
 
 
 def _without_shared_casts(interior: frozenset[fx.Node], output: fx.Node) -> frozenset[fx.Node]:

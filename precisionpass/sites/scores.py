@@ -108,10 +108,9 @@ class Scores:
             alpha = self.number(named["alpha"])
             self.expression = e + alpha * other(node.args[1]) if first else alpha * e + other(node.args[0])
         elif kind in _SUB:
-            alpha = self.number(named["alpha"])
-            sign = -1 if kind is aten.rsub else 1
-            difference = e - alpha * other(node.args[1]) if first else other(node.args[0]) - alpha * e
-            self.expression = sign * difference if kind is not aten.rsub else other(node.args[1]) - alpha * e
+            whole, taken = node.args[1::-1] if kind is aten.rsub else node.args[:2]
+            whole, taken = (e if argument is carrier else other(argument) for argument in (whole, taken))
+            self.expression = whole - self.number(named["alpha"]) * taken
         elif kind in _MUL:
             self.expression = e * other(node.args[1] if first else node.args[0])
         elif kind in _DIV:

@@ -220,3 +220,15 @@ def alibi(q, k, v):
 def a_boolean_is_added(q, k, v):
     seen = (torch.arange(S)[:, None] * torch.arange(S)[None, :]) % 3 == 0
     return (q @ k.mT * SCALE + seen).softmax(-1) @ v
+
+
+@spelling(f"softmax(QK^T * (-{SHOWN}) + mask[i,j]) V")
+def taken_away_from_a_mask(q, k, v):
+    mask = torch.arange(S)[:, None] * torch.arange(S)[None, :] * 0.01
+    return torch.rsub(q @ k.mT * SCALE, mask).softmax(-1) @ v
+
+
+@spelling(f"softmax(QK^T * {SHOWN} + mask[i,j] * (-1)) V")
+def a_mask_is_taken_away(q, k, v):
+    mask = torch.arange(S)[:, None] * torch.arange(S)[None, :] * 0.01
+    return torch.rsub(mask, q @ k.mT * SCALE).softmax(-1) @ v
