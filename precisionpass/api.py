@@ -101,10 +101,12 @@ def explain(model: Callable, args: tuple = (), kwargs: Mapping[str, Any] | None 
         try:
             if root is not None and training is not None:
                 root.train(training)
-            backend.note_calls(dry_run(model, tuple(args), kwargs or {}, backend.look))
+            calls, not_captured = dry_run(model, tuple(args), kwargs or {}, backend.look)
         finally:
             for module, mode in modes:
                 module.training = mode
+    backend.note_calls(calls)
+    backend.events += not_captured
     found = backend.report()
     complain_of_unmatched(found, loaded)
     return found

@@ -88,7 +88,9 @@ class Backend:
         """One report of every graph so far."""
         if not self.reports:
             return Report(
-                rules_name=self.rules.name, rules_digest=self.rules.digest, events=("nothing has been captured yet",)
+                rules_name=self.rules.name,
+                rules_digest=self.rules.digest,
+                events=("nothing has been captured yet", *self.events),
             )
         merged = Report.merge(self.reports)
         merged = Report(**{**merged.__dict__, "events": (*merged.events, *self.events)})

@@ -1,8 +1,8 @@
 """What torch.compile captured: the graph, its child graphs, and where each node came from.
 
 Private torch API used here, in one place: the fake mode's shape environment (sizes and guards), Dynamo's module stack
-in a node's meta, and Dynamo itself for a capture without compilation. `tests/test_capture.py` says so first when a new
-torch moves one of them.
+in a node's meta, Dynamo itself for a capture without compilation, and the one place where torch.nn's transformers
+cannot be captured. `tests/test_capture.py` says so first when a new torch moves one of them.
 """
 
 import contextlib
@@ -15,15 +15,19 @@ import sympy
 import torch
 from torch import fx
 from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+from torch._dynamo.utils import get_compilation_metrics
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, guard_or_false
 from torch.utils._pytree import tree_map
 
-from precisionpass import graph
+from precisionpass import fast_paths, graph
 from precisionpass.errors import PrecisionPassError
 from precisionpass.preserve import own_copy, restored
+from precisionpass.stand_ins import stand_ins
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _FRAME = re.compile(r'File "([^"]*)", line (\d+)')
+
+torch.compiler.substitute_in_graph(torch.nn.modules.transformer._detect_is_causal_mask)(fast_paths.is_causal_mask)
 
 
 @dataclass(frozen=True)
@@ -138,16 +142,17 @@ def module_names(model: torch.nn.Module | None) -> dict[str, str]:
 
 def dry_run(
     call: Callable, args: tuple, kwargs: Mapping, look: Callable[[fx.GraphModule], None], dynamic: bool | None = None
-) -> list[int]:
+) -> tuple[list[int], list[str]]:
     """Capture every graph of one call without running any: each goes to `look`, zeros of the right shape come back.
 
-    Returns how often each graph was called: after a graph break one graph may serve many layers.
+    Returns how often each graph was called (after a graph break one graph may serve many layers), and what torch could
+    not capture, in words.
     Modules, buffers, arguments and random numbers are as before afterwards. Raises PrecisionPassError where torch
     cannot capture the call, and whatever the model's own code or `look` raises.
     """
 
     def backend(module: fx.GraphModule, inputs):
-        answer, number = _stand_ins(module), len(calls)
+        answer, number = stand_ins(module), len(calls)
         look(module)
         calls.append(0)
 
@@ -158,6 +163,7 @@ def dry_run(
         return called
 
     calls: list[int] = []
+    seen = {id(metrics) for metrics in get_compilation_metrics()}
     model = call if isinstance(call, torch.nn.Module) else None
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
@@ -177,75 +183,26 @@ def dry_run(
                 fix="make the call work under torch.compile(model) first; its message above names the line",
                 code="PP401",
             ) from problem  # fmt: skip
-    return calls
+    return calls, _not_captured([metrics for metrics in get_compilation_metrics() if id(metrics) not in seen])
 
 
-def _outputs(module: fx.GraphModule) -> list:
-    return list(next(n for n in module.graph.nodes if n.op == "output").args[0])
+def _not_captured(frames: list) -> list[str]:
+    """Where torch.compile broke the graph, or gave up on a whole function, and its reason."""
+    found: dict[str, None] = {}
+    for frame in frames:
+        where = f"{frame.co_name} ({_short_path(frame.co_filename)}:{frame.co_firstlineno})"
+        if frame.fail_reason:
+            found[f"torch.compile runs {where} as it is, uncaptured: {_why(frame.fail_reason)}"] = None
+        for reason in sorted(frame.restart_reasons or ()):
+            found[f"torch.compile breaks the graph in {where}: {_why(reason)}"] = None
+    return list(found)
 
 
-def _stand_ins(module: fx.GraphModule) -> Callable[..., tuple]:
-    """What answers in place of a captured graph: inputs as they are, whole numbers and masks computed (sizes and
-    branches further on may depend on them), zeros for everything else.
-    """
-    inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
-    outputs, examples = _outputs(module), [graph.value(n) for n in module.graph.nodes if n.op == "placeholder"]
-    exact = [o for o in outputs if _is_exact(o)]
-    compute = _only(module, exact)
-
-    def answer(*actual) -> tuple:
-        today = _sizes_today(examples, actual)
-        try:
-            computed = dict(zip(exact, compute(*actual), strict=True)) if exact else {}
-        except RuntimeError:
-            computed = {}
-        values = dict(zip(inputs, actual, strict=True)) | computed
-        return tuple(values[o] if o in values else _zeros(o, today) if isinstance(o, fx.Node) else o for o in outputs)
-
-    return answer
-
-
-def _is_exact(output) -> bool:
-    value = graph.value(output) if isinstance(output, fx.Node) and output.op != "placeholder" else None
-    return isinstance(value, torch.Tensor) and not value.dtype.is_floating_point and not value.dtype.is_complex
-
-
-def _only(module: fx.GraphModule, wanted: list[fx.Node]) -> fx.GraphModule:
-    """A copy of a graph that computes these nodes and nothing else."""
-    needed = set(wanted)
-    for node in reversed(module.graph.nodes):
-        if node in needed:
-            needed.update(node.all_input_nodes)
-    copied, images = fx.Graph(), {}
-    for node in module.graph.nodes:
-        if node in needed or node.op == "placeholder":
-            images[node] = copied.node_copy(node, images.__getitem__)
-    copied.output(tuple(images[node] for node in wanted))
-    return fx.GraphModule(module, copied)
-
-
-def _sizes_today(examples: list, actual: tuple) -> dict:
-    """The symbols of the captured inputs with the sizes of this call's."""
-    known = {}
-    for example, value in zip(examples, actual, strict=True):
-        pairs = [(example, value)] if isinstance(example, torch.SymInt) else []
-        if isinstance(example, torch.Tensor) and isinstance(value, torch.Tensor):
-            pairs = list(zip(example.shape, value.shape, strict=True))
-        known |= {graph.expression(e): v for e, v in pairs if isinstance(e, torch.SymInt)}
-    return known
-
-
-def _zeros(output: fx.Node, today: dict):
-    def size(s) -> int:
-        known = graph.expression(s)
-        known = known.xreplace(today) if isinstance(known, sympy.Basic) else known
-        return int(known) if isinstance(known, int) or known.is_number else graph.hint(s)
-
-    value = graph.value(output)
-    if not isinstance(value, torch.Tensor):
-        return size(value) if isinstance(value, torch.SymInt) else value
-    zeros = torch.zeros([size(s) for s in value.shape], dtype=value.dtype, device=value.device)
-    return zeros.requires_grad_(value.requires_grad)
+def _why(reason: str) -> str:
+    """Dynamo's headline and its explanation, without its hints and debug context."""
+    headline = (reason.strip().splitlines() or [""])[0][:200]
+    explained = re.search(r"^\s*Explanation: (.*)$", reason, re.MULTILINE)
+    return headline + (f" ({explained[1][:200]})" if explained else "")
 
 
 def _common(stacks: list[tuple]) -> tuple:

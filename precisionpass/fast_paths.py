@@ -1,7 +1,7 @@
-"""PyTorch's fused inference calls for its own transformer layers, written out, so that the shadow can look inside.
+"""Where PyTorch's own transformer layers choose a faster way, written out, so that they are captured and looked into.
 
-`torch.nn.TransformerEncoderLayer` and `MultiheadAttention` call these in inference instead of their parts. The masks
-are what the fused calls make of them: whatever is not zero is masked.
+`torch.nn.TransformerEncoderLayer` and `MultiheadAttention` call the fused calls in inference instead of their parts.
+The masks are what the fused calls make of them: whatever is not zero is masked.
 """
 
 import torch
@@ -57,3 +57,11 @@ def multi_head_attention(
     if not need_weights:
         return output, None
     return output, probabilities.mean(1) if average_attn_weights else probabilities
+
+
+def is_causal_mask(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """torch.nn's transformers look at a mask's values, where the graph would break, and drop a causal one for a flag.
+
+    Told that it is not causal they use the mask as it is, which gives the same.
+    """
+    return is_causal is True

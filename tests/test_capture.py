@@ -1,6 +1,7 @@
 """Where things are in a captured graph: module names, sources, child graphs, gradients wanted, dry runs."""
 
 import importlib
+import re
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ from tests.small_models import Stack
 
 PRIVATE = {
     "torch._dynamo.exc": ["BackendCompilerFailed", "TorchDynamoException"],
+    "torch._dynamo.utils": ["get_compilation_metrics"],
     "torch.fx.experimental.symbolic_shapes": ["ShapeEnv", "guard_or_false"],
+    "torch.nn.modules.transformer": ["_detect_is_causal_mask"],
     "torch.utils._pytree": ["tree_map"],
 }
 
@@ -127,6 +130,26 @@ def test_a_dry_run_runs_nothing():
     dry_run(Model(), (torch.ones(2, 3),), {}, graphs.append)
     assert len(graphs) == 2
     assert torch.equal(ran[0], torch.zeros(2, 3))
+
+
+def test_what_torch_cannot_capture_is_said_with_its_reason():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = nn.LSTM(3, 3)
+
+        def forward(self, x):
+            return self.lstm(x)[0].softmax(-1)
+
+    def broken(x):
+        y = x.softmax(-1)
+        torch._dynamo.graph_break()
+        return y * 2
+
+    (_, event) = precisionpass.explain(Recurrent(), (torch.ones(2, 1, 3),)).events
+    assert re.fullmatch(r"torch.compile runs forward \(.*test_capture.py:\d+\) as it is, uncaptured: .*LSTM.*", event)
+    (event,) = precisionpass.explain(broken, (torch.ones(2, 3),)).events
+    assert re.match(r"torch.compile breaks the graph in broken \(.*test_capture.py:\d+\): .*graph_break", event)
 
 
 def test_explain_follows_every_branch_that_python_takes():
