@@ -25,7 +25,7 @@ from precisionpass.preserve import own_copy, restored
 from precisionpass.stand_ins import stand_ins
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_FRAME = re.compile(r'File "([^"]*)", line (\d+)')
+_FRAME = re.compile(r'File "([^"]*)", line (\d+)[^\n]*(?:(?=\n *([^\n]*))|)')
 
 torch.compiler.substitute_in_graph(torch.nn.modules.transformer._detect_is_causal_mask)(fast_paths.is_causal_mask)
 
@@ -230,12 +230,16 @@ def _readable(path: str) -> str:
 
 def _source(traces: list[str]) -> str:
     """file:line of the user's innermost frame: below the working directory or site-packages, without machine paths."""
-    for trace in traces:
-        frames = [(file, line) for file, line in _FRAME.findall(trace) if not file.startswith(_TORCH)]
-        if frames:
-            file, line = frames[-1]
-            return f"{_short_path(file)}:{line}"
-    return ""
+    return next((source for source, _ in map(user_line, traces) if source), "")
+
+
+def user_line(trace: str) -> tuple[str, str]:
+    """The user's innermost frame of a stack trace: its file:line, and what stands there; both "" if there is none."""
+    frames = [frame for frame in _FRAME.findall(trace) if not frame[0].startswith(_TORCH)]
+    if not frames:
+        return "", ""
+    file, line, text = frames[-1]
+    return f"{_short_path(file)}:{line}", "" if text.startswith('File "') else text
 
 
 def _short_path(file: str) -> str:

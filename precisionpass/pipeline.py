@@ -9,7 +9,7 @@ from torch import fx
 from precisionpass.capture import Captured, captured_graphs
 from precisionpass.decide import decide, origin_of
 from precisionpass.errors import PrecisionPassError
-from precisionpass.review.graphs import GraphResult, report_of
+from precisionpass.review.graphs import GraphResult, place_of, report_of
 from precisionpass.review.report import Report
 from precisionpass.rewriting import rewrite
 from precisionpass.rules import RuleSet
@@ -30,21 +30,21 @@ def run(module: fx.GraphModule, rules: RuleSet, modules: Mapping[str, str], trai
     if rules.is_off:
         return report_of((), rules, nodes, time.perf_counter() - started)
     graphs = captured_graphs(module, name, modules, training)
-    return report_of(
-        tuple(_one_graph(captured, rules) for captured in graphs), rules, nodes, time.perf_counter() - started
-    )
+    results = tuple(_one_graph(captured, rules) for captured in graphs)
+    return report_of(results, rules, nodes, time.perf_counter() - started)
 
 
 def _one_graph(captured: Captured, rules: RuleSet) -> GraphResult:
     """All of it or nothing: an error of ours costs coverage, never the user's run, and the graph is as it was."""
     if not holds_anchor(captured.module):
-        return GraphResult(captured.name)
+        return GraphResult(captured)
     as_it_was = snapshot(captured.module)
     try:
         shadow = make_shadow(captured.module)
         sites, near_misses = find_sites(shadow)
         decisions = decide(captured, sites, rules)
         missed = tuple((miss, origin_of(captured, miss)) for miss in near_misses)
+        places = tuple(place_of(decision.site, shadow) for decision in decisions)
         old = frozenset(captured.module.graph.nodes)
         rewritten = rewrite(captured, shadow, decisions)
         fill_in_examples(captured.module, old)
@@ -53,8 +53,8 @@ def _one_graph(captured: Captured, rules: RuleSet) -> GraphResult:
     except Exception as problem:
         as_it_was.restore()
         log.warning("graph %s was left alone", captured.name, exc_info=problem)
-        return GraphResult(captured.name, events=(_left_alone(captured, problem),))
-    return GraphResult(captured.name, rewritten.decisions, missed, (), rewritten.before, rewritten.after)
+        return GraphResult(captured, events=(_left_alone(captured, problem),))
+    return GraphResult(captured, as_it_was.graph, rewritten.decisions, places, rewritten.placed, missed)
 
 
 def _left_alone(captured: Captured, problem: Exception) -> str:

@@ -13,8 +13,8 @@ from pathlib import Path
 from precisionpass.errors import PrecisionPassError
 from precisionpass.review.plain import shown
 
-# Graph files of an older review; removed when a newer review does not have them.
-_GRAPH_FILE = re.compile(r"graph_[0-9][0-9.]*\.(before\.py|after\.py|diff)")
+# Files of an older review's graphs and sites; removed when a newer review does not have them.
+_GRAPH_FILE = re.compile(r"graph_[0-9][0-9.]*\.(before\.py|after\.py|diff)|repro_[0-9][0-9.]*\..*\.py")
 _SUFFIXES = re.compile(r"(\.[a-z]{1,8}){0,2}$")
 
 

@@ -23,7 +23,8 @@ _INTEGER = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,8})(?![0-9])")
 class Group(Generic[Record]):
     """Records that are the same but for their place.
 
-    record: the first of them, which stands for all. modules: the name of each, once. names: the same, folded.
+    record: stands for all: the first of them that has its calls, else the first. modules: the name of each, once.
+    names: the same, folded.
     sources, graphs: where they are, folded. count: how many sites they are together.
     """
 
@@ -82,7 +83,7 @@ def fold_sources(sources: Iterable[str]) -> str:
 def _group(members: Sequence[Record]) -> Group[Record]:
     modules = tuple(dict.fromkeys(member.module for member in members))
     return Group(
-        record=members[0],
+        record=next((member for member in members if getattr(member, "calls", None)), members[0]),
         modules=modules,
         names=fold_names(modules),
         sources=fold_sources(member.source for member in members),

@@ -11,7 +11,10 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def plain(value: object) -> object:
-    """The value as JSON can hold it: records and mappings become dicts, tuples lists; no infinities, no addresses."""
+    """The value as JSON can hold it: records and mappings become dicts, tuples lists; no infinities, no addresses.
+
+    A record's fields that are no part of its identity are left out.
+    """
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
@@ -23,7 +26,7 @@ def plain(value: object) -> object:
     if isinstance(value, list | tuple):
         return [plain(held) for held in value]
     if is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value) if field.compare}
     return _ADDRESS.sub("", str(value))
 
 

@@ -20,6 +20,32 @@ SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
+class Call:
+    """One call of a captured graph. text: the call as Python, "" for what comes from elsewhere. type: bf16[2, 12, 64].
+
+    reads: names of what it reads. place: the module, the user's line and what stands there.
+    """
+
+    name: str
+    text: str
+    type: str
+    reads: tuple[str, ...] = ()
+    place: str = ""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The calls of a site before and, where it was rewritten, after; each in order, what they read first.
+
+    repro: the file that runs the site alone, "" if none.
+    """
+
+    before: tuple[Call, ...]
+    after: tuple[Call, ...] = ()
+    repro: str = ""
+
+
+@dataclass(frozen=True)
 class SiteRecord:
     """A place in the model that is attention, a softmax or a norm, and what was decided about it.
 
@@ -27,7 +53,8 @@ class SiteRecord:
     captured, "0.1" for its second child. rule: the id that decided, "" if none. settings: name -> {"value", "rule",
     "file", "line"}. reason: a stable code ("rewritten" for a rewritten site), message: the same in words.
     facts: name -> number, bool or text. formula: what the site computes. holds_while: the condition on sizes under
-    which this record holds, "" if always. count: how many sites the record stands for.
+    which this record holds, "" if always. count: how many sites the record stands for. calls: of one of several equal
+    records, no part of its identity.
     """
 
     kind: str
@@ -44,6 +71,7 @@ class SiteRecord:
     formula: str = ""
     holds_while: str = ""
     count: int = 1
+    calls: Calls | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -83,9 +111,8 @@ class Report:
 
     def to_json(self) -> str:
         """The report as JSON text, keys sorted, with its schema_version."""
-        content = plain(replace(self, artifacts={}))
+        content = plain(self)
         assert isinstance(content, dict)
-        del content["artifacts"], content["seconds"]
         return json.dumps({"schema_version": SCHEMA_VERSION, **content}, indent=2, sort_keys=True) + "\n"
 
     def text(self, width: int = 100) -> str:
@@ -143,11 +170,16 @@ def _renumbered(report: Report, start: int) -> Report:
     """The report with its graphs numbered from `start` on."""
 
     def moved(label: str) -> str:
-        return re.sub(r"^(graph_)?([0-9]+)", lambda found: f"{found[1] or ''}{int(found[2]) + start}", label)
+        return re.sub(r"^(graph_|repro_)?([0-9]+)", lambda found: f"{found[1] or ''}{int(found[2]) + start}", label)
 
     return replace(
         report,
-        sites=tuple(replace(site, graph=moved(site.graph)) for site in report.sites),
+        sites=tuple(
+            replace(
+                site, graph=moved(site.graph), calls=site.calls and replace(site.calls, repro=moved(site.calls.repro))
+            )
+            for site in report.sites
+        ),
         near_misses=tuple(replace(miss, graph=moved(miss.graph)) for miss in report.near_misses),
         artifacts={moved(name): content for name, content in report.artifacts.items()},
     )

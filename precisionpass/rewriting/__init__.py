@@ -1,5 +1,6 @@
 """Rewriting: in place on the captured graph, touching only the nodes of the sites that are to be rewritten."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import precisionpass.ops  # noqa: F401  (importing it registers the ops)
@@ -7,40 +8,41 @@ from precisionpass.capture import Captured
 from precisionpass.decide import Decision
 from precisionpass.rewriting.attention import write_attention
 from precisionpass.rewriting.rowwise import write_rowwise
-from precisionpass.rewriting.writer import CannotPlace
+from precisionpass.rewriting.writer import CannotPlace, Placed
 from precisionpass.shadow import Shadow
 
-__all__ = ["Rewritten", "rewrite"]
+__all__ = ["Placed", "Rewritten", "rewrite"]
 
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A graph after rewriting, with every decision as it was carried out, and its code before and after."""
+    """A graph after rewriting, with every decision as it was carried out.
+
+    placed: position of a rewritten decision -> what took the place of its results.
+    """
 
     captured: Captured
     decisions: tuple[Decision, ...]
-    before: str
-    after: str
+    placed: Mapping[int, Placed]
 
 
 def rewrite(captured: Captured, shadow: Shadow, decisions: tuple[Decision, ...]) -> Rewritten:
     """Carry out the decisions. A site whose call has no place is refused, with the reason, and left as it is."""
-    before = captured.module.print_readable(print_output=False)
-    done = tuple(_carry_out(captured, shadow, decision) for decision in decisions)
-    if any(decision.action == "rewritten" for decision in done):
+    done, placed = list(decisions), {}
+    for position, decision in enumerate(decisions):
+        if decision.action != "rewritten":
+            continue
+        try:
+            placed[position] = _write(captured, shadow, decision)
+        except CannotPlace as problem:
+            done[position] = decision.refused("cannot_be_placed", str(problem))
+    if placed:
         captured.module.graph.lint()
         captured.module.recompile()
-    return Rewritten(captured, done, before, captured.module.print_readable(print_output=False))
+    return Rewritten(captured, tuple(done), placed)
 
 
-def _carry_out(captured: Captured, shadow: Shadow, decision: Decision) -> Decision:
-    if decision.action != "rewritten":
-        return decision
-    try:
-        if decision.site.kind == "attention":
-            write_attention(decision, shadow, captured.wants_gradients)
-        else:
-            write_rowwise(decision, shadow)
-    except CannotPlace as problem:
-        return decision.refused("cannot_be_placed", str(problem))
-    return decision
+def _write(captured: Captured, shadow: Shadow, decision: Decision) -> Placed:
+    if decision.site.kind == "attention":
+        return write_attention(decision, shadow, captured.wants_gradients)
+    return write_rowwise(decision, shadow)

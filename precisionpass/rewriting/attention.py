@@ -12,7 +12,7 @@ from precisionpass import graph
 from precisionpass.decide import Decision
 from precisionpass.ops.arguments import AttentionArguments
 from precisionpass.rewriting.arrange import Arranger, strides_matter
-from precisionpass.rewriting.writer import Writer
+from precisionpass.rewriting.writer import Placed, Writer
 from precisionpass.score import expression
 from precisionpass.shadow import Shadow
 from precisionpass.sites.band import as_arguments
@@ -23,14 +23,14 @@ _SIXTEEN_BIT = (torch.bfloat16, torch.float16)
 _DEFAULTS = {field.name: field.default for field in fields(AttentionArguments)}
 
 
-def write_attention(decision: Decision, shadow: Shadow, wants_gradients: bool) -> None:
+def write_attention(decision: Decision, shadow: Shadow, wants_gradients: bool) -> Placed:
     """Replace the site by one call of torch.ops.precisionpass.attention. Raises CannotPlace, the graph as it was."""
     site, operation = decision.site, decision.site.operation
     assert isinstance(operation, Attention)
     writer = Writer(shadow, operation.output)
     try:
         results = _results(decision, operation, writer, wants_gradients and bool(operation.output.meta.get("grad")))
-        writer.replace(site.interior, results)
+        return writer.replace(site.interior, results)
     except Exception:
         writer.undo()
         raise

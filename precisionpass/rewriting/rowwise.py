@@ -7,19 +7,19 @@ from torch import fx
 
 from precisionpass import graph
 from precisionpass.decide import Decision
-from precisionpass.rewriting.writer import Writer
+from precisionpass.rewriting.writer import Placed, Writer
 from precisionpass.shadow import Shadow
 from precisionpass.sites.site import Rowwise
 
 
-def write_rowwise(decision: Decision, shadow: Shadow) -> None:
+def write_rowwise(decision: Decision, shadow: Shadow) -> Placed:
     """Replace the site by one call. Raises CannotPlace with the graph as it was."""
     site, operation = decision.site, decision.site.operation
     assert isinstance(operation, Rowwise)
     writer = Writer(shadow, operation.output)
     try:
         result = _result(site.kind, operation, writer)
-        writer.replace(site.interior, {operation.output: result})
+        return writer.replace(site.interior, {operation.output: result})
     except Exception:
         writer.undo()
         raise

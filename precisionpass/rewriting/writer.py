@@ -10,6 +10,9 @@ from torch import fx
 from precisionpass import graph
 from precisionpass.shadow import Shadow
 
+# The results of a site that others read: the captured node's name -> the node that took its place.
+Placed = Mapping[str, fx.Node]
+
 
 class CannotPlace(Exception):
     """A site's new call has no place in the graph."""
@@ -79,7 +82,7 @@ class Writer:
             return self.call(operator.truediv, 1.0, self.number(expression.base, symbols))  # type: ignore[attr-defined]
         raise CannotPlace(f"the scale {expression} is not a product of numbers")
 
-    def replace(self, interior: frozenset[fx.Node], results: Mapping[fx.Node, fx.Node]) -> None:
+    def replace(self, interior: frozenset[fx.Node], results: Mapping[fx.Node, fx.Node]) -> Placed:
         """Let `results` (shadow node -> new captured node) take over, then erase the captured calls of the site.
 
         A result inside a composite call (multi_head_attention_forward) is carried on to that call's own results by
@@ -100,6 +103,7 @@ class Writer:
         for node in sorted({s for s in (*sources, *taken) if s is not None}, reverse=True):
             if not node.users and node not in self.made and node.op not in ("placeholder", "output"):
                 node.graph.erase_node(node)
+        return {old.name: new for old, new in visible.items()}
 
     def undo(self) -> None:
         """Take the new nodes out again, where nothing reads them yet."""
