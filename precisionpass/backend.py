@@ -26,7 +26,7 @@ from torch._inductor.compile_fx import compile_fx
 from precisionpass import cache, pipeline
 from precisionpass.capture import module_names
 from precisionpass.errors import PrecisionPassError
-from precisionpass.review.expectations import with_expectations
+from precisionpass.review.expectations import with_rules
 from precisionpass.review.report import Report
 from precisionpass.rules import RuleSet, load
 
@@ -94,7 +94,7 @@ class Backend:
             )
         merged = Report.merge(self.reports)
         merged = Report(**{**merged.__dict__, "events": (*merged.events, *self.events)})
-        return with_expectations(merged, self.rules)
+        return with_rules(merged, self.rules)
 
     def _compile(self, module: fx.GraphModule, inputs, rewrote: bool):
         if not callable(self.inner) and self.inner == "inductor":

@@ -1,13 +1,15 @@
-"""Whether a report has the sites that the rules file expects."""
+"""What a report can say only with the rules at hand: expectations that failed, and the rules as they were applied."""
 
 from dataclasses import replace
 
+from precisionpass.review.html import RESOLVED
 from precisionpass.review.report import Report
 from precisionpass.rules import RuleSet
+from precisionpass.rules.resolved import resolved_text
 
 
-def with_expectations(report: Report, rules: RuleSet) -> Report:
-    """The report with what the rules file expected of the whole model and did not get."""
+def with_rules(report: Report, rules: RuleSet) -> Report:
+    """The report of a whole model, with what the rules file expected and did not get, and the rules in one file."""
     failed: list[str] = []
     for expected in rules.expect:
         counted = [
@@ -18,4 +20,5 @@ def with_expectations(report: Report, rules: RuleSet) -> Report:
         ]
         refused = sum(site.count for site in counted if site.decision == "refused")
         failed += expected.failures(sum(site.count for site in counted), refused)
-    return replace(report, failed_expectations=tuple(failed))
+    artifacts = {RESOLVED: resolved_text(rules), **report.artifacts}
+    return replace(report, failed_expectations=tuple(failed), artifacts=artifacts)

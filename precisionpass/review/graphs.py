@@ -137,7 +137,7 @@ def _with_calls(result: GraphResult, records: Sequence[SiteRecord]) -> tuple[lis
         old, new = _pieces(result, position)
         if old is None:
             continue
-        calls = site_calls(result.captured, old, new, result.places[position].interior)
+        calls = site_calls(old, new, result.places[position].interior)
         text = repro(record, result.old, old, new) if new is not None else ""
         if text:
             name = _free(f"repro_{record.graph}.{record.module or 'model'}", files)

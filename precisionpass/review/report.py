@@ -23,14 +23,15 @@ SCHEMA_VERSION = 1
 class Call:
     """One call of a captured graph. text: the call as Python, "" for what comes from elsewhere. type: bf16[2, 12, 64].
 
-    reads: names of what it reads. place: the module, the user's line and what stands there.
+    reads: names of what it reads. label, details: the call in a few words, and its settings, as a drawing shows them.
     """
 
     name: str
     text: str
     type: str
     reads: tuple[str, ...] = ()
-    place: str = ""
+    label: str = ""
+    details: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,10 @@ class Report:
 
     def __str__(self) -> str:
         return self.text()
+
+    def _repr_html_(self) -> str:
+        """The folded table in a notebook."""
+        return html.fragment(self)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the review into a folder: index.html, summary.txt, sites.jsonl, why_not.txt, report.json, artifacts.

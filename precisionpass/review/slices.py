@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from precisionpass import graph
-from precisionpass.capture import Captured
-from precisionpass.review.code import names_of, places_in
+from precisionpass.review.code import names_of
 from precisionpass.review.report import Call, Calls
 from precisionpass.review.spelling import Speller, Unwritable, type_of
 
@@ -46,29 +45,36 @@ def after(whole: fx.Graph, outputs: Sequence[fx.Node], old: Collection[str]) -> 
     return _piece(whole, _back(whole, list(outputs), lambda node: node.name in old), list(outputs))
 
 
-def site_calls(captured: Captured, old: Piece, new: Piece | None, interior: Collection[str]) -> Calls:
-    """What a drawing shows: the calls of the site itself before, and those that took their place."""
-    return Calls(_calls(captured, old, interior), () if new is None else _calls(captured, new))
+def site_calls(old: Piece, new: Piece | None, interior: Collection[str]) -> Calls:
+    """What a drawing shows: the calls of the site itself before, from where the new calls begin, and the new calls."""
+    if new is None:
+        return Calls(_calls(old, interior))
+    begin = {node.name for node in new.inputs}
+    part = set(interior)
+    for node in old.calls:
+        if any(read.name in begin or (read in old.calls and read.name in part) for read in node.all_input_nodes):
+            part.add(node.name)
+    return Calls(_calls(old, part), _calls(new))
 
 
-def _calls(captured: Captured, piece: Piece, part: Collection[str] | None = None) -> tuple[Call, ...]:
+def _calls(piece: Piece, part: Collection[str] | None = None) -> tuple[Call, ...]:
     """A piece as plain data, what it reads first. part: only these calls, where given."""
     names = names_of([*piece.inputs, *piece.calls])
-    speller, place = Speller(names), places_in(captured)
+    speller = Speller(names)
     shown = [node for node in piece.calls if part is None or node.name in part]
     read = dict.fromkeys(n for node in shown for n in node.all_input_nodes if n not in shown)
     return (
         *(Call(names[node], "", type_of(node)) for node in sorted(read)),
-        *(_call(node, speller, place(node)) for node in shown),
+        *(_call(node, speller) for node in shown),
     )
 
 
-def _call(node: fx.Node, speller: Speller, place: str) -> Call:
+def _call(node: fx.Node, speller: Speller) -> Call:
+    reads = tuple(speller.names[n] for n in node.all_input_nodes)
     try:
-        text = speller.call(node)
+        return Call(speller.names[node], speller.call(node), type_of(node), reads, *speller.label(node))
     except Unwritable as problem:
-        text = f"({problem})"
-    return Call(speller.names[node], text, type_of(node), tuple(speller.names[n] for n in node.all_input_nodes), place)
+        return Call(speller.names[node], f"({problem})", type_of(node), reads, str(problem))
 
 
 def _back(whole: fx.Graph, ends: list[fx.Node], stops: Callable[[fx.Node], bool]) -> set[fx.Node]:

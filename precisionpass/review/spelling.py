@@ -11,6 +11,7 @@ from keyword import iskeyword
 
 import torch
 from torch import fx
+from torch.fx.node import Argument
 
 from precisionpass import graph
 from precisionpass.review.plain import shown
@@ -21,6 +22,8 @@ _INFIX = {
     operator.mod: "%", operator.pow: "**", operator.matmul: "@", operator.and_: "&", operator.or_: "|",
     operator.eq: "==", operator.ne: "!=", operator.lt: "<", operator.le: "<=", operator.gt: ">", operator.ge: ">=",
 }  # fmt: skip
+_SIGNS = {"mul": "×", "truediv": "÷", "sub": "−", "matmul": "matmul"}  # in drawings
+LONGEST_LABEL = 32
 _HOMES = (torch, torch.nn.functional, torch.special, torch.linalg, torch.fft, operator, builtins)
 _OPS = (type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor))
 # A body that is recomputed in the backward, or only marked: it computes what calling it computes.
@@ -55,6 +58,25 @@ class Speller:
         if _higher_order(node.target) in _CALLS_ITS_BODY:
             return f"{arguments[0]}({', '.join(arguments[1:])})"
         return f"{self.function(node.target)}({', '.join([*arguments, *keywords])})"
+
+    def label(self, node: fx.Node) -> tuple[str, tuple[str, ...]]:
+        """The call in a few words, without what it reads: ("softmax(dim=-1)", ()). The settings of an op of this
+        package, and whatever is too long, stand apart: ("precisionpass.attention", ("scale=0.125", ...)).
+        """
+        name = str(getattr(node.target, "__name__", node.target)).partition(".")[0]
+        settings = [self.value(a) for a in node.args if not _reads(a)]
+        if node.target is operator.getitem:
+            return f"[{self._index(node.args[1])}]", ()
+        if node.target is getattr:
+            return f".{node.args[1]}", ()
+        if node.target in _INFIX:
+            return " ".join([_SIGNS.get(name, _INFIX[node.target]), *settings]), ()
+        settings += [f"{k}={self.value(v)}" for k, v in node.kwargs.items() if not _reads(v) and v is not None]
+        if isinstance(node.target, _OPS) and str(node.target).startswith("precisionpass."):
+            return ".".join(str(node.target).split(".")[:2]), tuple(settings)
+        settings = [setting.replace("torch.", "") for setting in settings]
+        short = f"{name}({', '.join(settings)})" if settings else name
+        return (short, ()) if len(short) <= LONGEST_LABEL else (name, tuple(settings))
 
     def function(self, target: Callable) -> str:
         """A dotted name under which another file finds this very function. Raises Unwritable."""
@@ -121,6 +143,13 @@ class Speller:
         return f"{start}:{stop}" + (f":{step}" if step else "")
 
 
+def _reads(argument: Argument) -> bool:
+    """Whether an argument holds the result of another call."""
+    found: list[fx.Node] = []
+    fx.map_arg(argument, lambda node: found.append(node))
+    return bool(found)
+
+
 def _higher_order(target: object) -> str:
     """The name of a higher-order operator, "" for anything else."""
     return target.name() if getattr(target, "namespace", "") == "higher_order" else ""  # type: ignore[attr-defined]
@@ -145,7 +174,8 @@ def _type_of(held: object) -> str:
     if isinstance(held, torch.SymInt | torch.SymFloat):
         return f"size {graph.expression(held)}"
     if isinstance(held, tuple | list):
-        return f"({', '.join(map(_type_of, held))})"
+        shown_ones = [*map(_type_of, held[:2]), *([f"{len(held) - 2} more"] if len(held) > 2 else [])]
+        return f"({', '.join(shown_ones)})"
     return "" if held is None else type(held).__name__
 
 

@@ -1,9 +1,23 @@
 """A report as GPT-2 gives it: 12 layers, attention rewritten, norms kept, one near miss."""
 
-from precisionpass.review.report import NearMissRecord, Report, SiteRecord
+from precisionpass.review.report import Call, Calls, NearMissRecord, Report, SiteRecord
 
 RULES_FILE = "rules/stable-bf16.yaml"
 LAYERS = 12
+
+
+CALLS = Calls(
+    before=(
+        Call("q", "", "bf16[2, 4]"),
+        Call("s", "q @ k", "bf16[2, 2]", ("q", "k"), "matmul"),
+        Call("o", "s @ v", "bf16[2, 4]", ("s", "v"), "matmul"),
+    ),
+    after=(
+        Call("q", "", "bf16[2, 4]"),
+        Call("o", "attention(q, k, v)", "bf16[2, 4]", ("q", "k", "v"), "precisionpass.attention", ("scale=0.125",)),
+    ),
+    repro="repro_0.attn.py",
+)
 
 
 def attention(layer: int) -> SiteRecord:
@@ -24,6 +38,7 @@ def attention(layer: int) -> SiteRecord:
         facts={"dtype": "bf16", "heads": 12, "head_dim": 64, "causal": True, "sinks": False, "scale": 0.125},
         formula="softmax(0.125 q kᵀ where j ≤ i) v",
         holds_while="seq_q >= 2",
+        calls=CALLS if layer == 0 else None,
     )
 
 
@@ -48,7 +63,7 @@ def near_miss(module: str = "head.pool") -> NearMissRecord:
         module_class="Pool",
         source="model.py:88",
         graph="0",
-        reason="softmax_other_axis",
+        reason="softmax_over_other_axis",
         message="the softmax runs over axis 1, the contraction with V over axis 3",
     )
 

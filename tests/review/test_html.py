@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 
 from precisionpass.review.html import LONGEST_DIFF, page
-from precisionpass.review.report import Report
+from precisionpass.review.report import Call, Calls, Report
 from tests.review import gpt2
 from tests.review.test_text import HOSTILE
 
@@ -50,9 +50,10 @@ def hostile_report() -> Report:
         decision=HOSTILE, rule=HOSTILE,
         reason=HOSTILE, message=HOSTILE, formula=HOSTILE, holds_while=HOSTILE, facts={HOSTILE: HOSTILE},
         settings={HOSTILE: {"value": HOSTILE, "rule": HOSTILE, "file": HOSTILE, "line": HOSTILE}},
+        calls=Calls(*[(Call(HOSTILE, HOSTILE, HOSTILE, (HOSTILE, "x"), HOSTILE, (HOSTILE,)),)] * 2, HOSTILE),
     )  # fmt: skip
     miss = replace(gpt2.near_miss(), kind=HOSTILE, module=HOSTILE, source=HOSTILE, reason=HOSTILE, message=HOSTILE)
-    diff = {f"{HOSTILE}.diff": f"+{HOSTILE}\n-</pre></script>{HOSTILE}"}
+    diff = {f"{HOSTILE}.diff": f"+{HOSTILE}\n-</pre></script>{HOSTILE}", "rules.resolved.yaml": HOSTILE}
     return Report((site, gpt2.attention(0)), (miss,), HOSTILE, HOSTILE, *((HOSTILE,),) * 3, graphs=2, artifacts=diff)
 
 
@@ -63,6 +64,7 @@ def test_the_page_is_well_formed_and_asks_for_nothing(report):
     assert [len(document.all(tag)) for tag in ("html", "title", "h1", "main", "header", "style", "script")] == [1] * 7
     assert document.all("html") == [{"lang": "en"}]
     assert not [element for element in document.elements if {"src", "href", "onclick", "style"} & set(element[1])]
+    assert not document.all("link") and not document.all("base") and not document.all("img")
     assert "http://" not in source and "https://" not in source and "url(" not in source
     assert "default-src 'none'" in source
     ids = [attributes["id"] for _, attributes in document.elements if "id" in attributes]
@@ -72,34 +74,34 @@ def test_the_page_is_well_formed_and_asks_for_nothing(report):
 
 
 def test_the_page_says_what_the_text_says():
-    report = replace(
-        gpt2.report(), failed_expectations=("attention: 13 sites",), artifacts={"graph_0.diff": SMALL_DIFF}
-    )
+    artifacts = {"graph_0.diff": SMALL_DIFF, "rules.resolved.yaml": "- id: attention\n"}
+    report = replace(gpt2.report(), failed_expectations=("attention: 13 sites",), artifacts=artifacts)
     document = Document(page(report))
     assert (
-        document.text["h1"]
+        document.text["h1"].replace("\u00a0", " ")
         == "12 attention sites rewritten, 25 layer_norm sites kept (already satisfied), 1 near miss."
     )
     everything = "".join(document.text.values())
     for words in (
         "transformer.h.{0-11}.attn", "transformer.h.7.attn", "softmax(0.125 q kᵀ where j ≤ i) v", "seq_q >= 2",
-        "rules/stable-bf16.yaml:14", "decided by stable-bf16:attention", "modeling_gpt2.py:64", "softmax_other_axis",
-        "head.pool", "Rules that never fired", "softcap", "compiled again: seq_q was 128, is 256",
-        "attention: 13 sites",
-        "+o = attention(q, k, v)",
+        "rules/stable-bf16.yaml:14", "stable-bf16:attention", "modeling_gpt2.py:64", "softmax_over_other_axis",
+        "head.pool", "softcap", "compiled again: seq_q was 128, is 256",
+        "attention: 13 sites", "+o = attention(q, k, v)", "never fired", "let the softmax run over the axis",
+        "- id: attention", "o = attention(q, k, v)  # bf16[2, 4]", "python repro_0.attn.py",
     ):  # fmt: skip
         assert words in everything, words
-    assert [span["class"] for span in document.all("span") if span["class"] in ("added", "removed")] == [
-        "removed",
-        "added",
-    ]
+    marked = [span["class"].split()[-1] for span in document.all("span") if (span["class"] or "").startswith("line ")]
+    assert marked == ["same", "same", "same", "removed", "added"]
+    assert [svg["aria-label"] for svg in document.all("svg")] == [
+        "The calls of the attention site before", "The calls of the attention site after",
+    ]  # fmt: skip
 
 
 def test_hostile_names_stay_text():
     source = page(hostile_report())
     document = Document(source)
     assert source.count("<script>") == 1
-    assert all(line.isprintable() for line in source.splitlines())
+    assert all(line.isprintable() for line in source.replace("\u00a0", " ").splitlines())
     assert document.text["script"].startswith("// The page is whole without this")
     assert len(source) < 100_000
 
@@ -119,11 +121,13 @@ def test_a_model_of_80_layers_and_many_nodes_stays_small():
     source = page(replace(gpt2.report(layers=80), artifacts={"graph_0.diff": diff}))
     assert len(source.encode()) < 1_000_000
     assert f"{9000 - LONGEST_DIFF} more lines in the file itself" in source
+    assert source.count("<svg") == 2
     assert source.count("<article") == 3
 
 
 def test_every_fact_is_shown_even_where_it_is_false():
     assert re.search(r"<dt>sinks</dt><dd>no</dd>.*<dt>scale</dt><dd>0.125</dd>", page(gpt2.report()))
+    assert '<div class="off"><dt>sinks</dt>' in page(gpt2.report())
 
 
 def luminance(colour: str) -> float:
@@ -133,10 +137,10 @@ def luminance(colour: str) -> float:
 
 
 def test_every_text_colour_has_the_contrast_of_wcag_aa():
-    """At least 4.5 : 1 on both backgrounds, light and dark."""
+    """At least 4.5 : 1 on every background it stands on, light and dark."""
     for theme in re.findall(r"--paper:[^}]*", page(Report())):
         colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", theme))
         for name in ("ink", "quiet", "rewritten", "refused", "kept", "miss", "link"):
-            for ground in ("paper", "panel"):
+            for ground in ("paper", "panel", f"{name}-soft" if f"{name}-soft" in colours else "paper"):
                 dark, light = sorted((luminance(colours[name]), luminance(colours[ground])))
                 assert (light + 0.05) / (dark + 0.05) >= 4.5, (name, ground)
