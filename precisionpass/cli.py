@@ -1,7 +1,7 @@
-"""The command line: explain a model, check, lint and show rules.
+"""The command line: explain a model, compare reviews, check, lint and show rules.
 
-Exit status: 0 all is well, 1 an expectation failed or lint found something, 2 the input cannot be used, 3 a defect of
-this package or of the model while it was traced (with the traceback).
+Exit status: 0 all is well, 1 an expectation failed, lint found something or two reviews differ, 2 the input cannot be
+used, 3 a defect of this package or of the model while it was traced (with the traceback).
 
 Imports stand inside the commands here, and only here: `check` must answer without torch, and rich is only for drawing.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
-import dataclasses
 import gc
 import os
 import sys
@@ -61,9 +60,15 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--review", metavar="DIR", help="also write the whole review into this folder")
     explain.add_argument("--json", action="store_true", help="print JSON instead of text")
     explain.add_argument(
-        "--site", metavar="NAME", help="only the sites of this module: a name or a pattern such as **.attn"
+        "--site", metavar="NAME", help="only this module's sites, in full: a name or a pattern such as **.attn"
     )
     explain.set_defaults(command=_explain)
+
+    diff = commands.add_parser("diff", help="what changed between two reviews; status 1 where anything did")
+    diff.add_argument("a", metavar="A", help="a review folder, or its report.json")
+    diff.add_argument("b", metavar="B", help="another")
+    diff.add_argument("--html", metavar="FILE", help="also write it as a page")
+    diff.set_defaults(command=_diff)
 
     check = commands.add_parser("check", help="check rules files; every problem with its line and column")
     check.add_argument("rules", nargs="+", metavar="R", help="a rules file or a preset")
@@ -159,11 +164,25 @@ def _explain(options: argparse.Namespace) -> int:
         report.save(options.review)
         print(f"review written to {options.review}", file=sys.stderr)
     shown = _only(report, options.site) if options.site else report
-    sys.stdout.write(shown.to_json() if options.json else shown.text())
+    text = shown.full_text if options.site else shown.text
+    sys.stdout.write(shown.to_json() if options.json else text())
     if options.json:
         for sentence in report.failed_expectations:
             print(f"expectation failed: {sentence}", file=sys.stderr)
     return EXPECTATION_FAILED if report.failed_expectations else FINE
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from precisionpass.review.compare import compare
+    from precisionpass.review.files import write_file
+    from precisionpass.review.load import load_review
+
+    comparison = compare(load_review(options.a), load_review(options.b))
+    if options.html:
+        write_file(options.html, comparison.html())
+        print(f"page written to {options.html}", file=sys.stderr)
+    sys.stdout.write(comparison.text())
+    return FINDINGS if comparison.differs else FINE
 
 
 def _only(report: Any, name: str) -> Any:
@@ -175,9 +194,8 @@ def _only(report: Any, name: str) -> Any:
         pattern = check_pattern(name)
     except PatternError as error:
         raise PrecisionPassError(f"--site {shown(name)} cannot be used: {error}", code="PP126") from None
-    sites = tuple(site for site in report.sites if matches(pattern, site.module))
-    near_misses = tuple(miss for miss in report.near_misses if matches(pattern, miss.module))
-    if not sites and not near_misses:
+    found = report.only(lambda module: matches(pattern, module))
+    if not found.sites and not found.near_misses:
         modules = sorted({record.module for record in (*report.sites, *report.near_misses)})
         listed = ", ".join(modules[:8]) + (f" and {len(modules) - 8} more" if len(modules) > 8 else "")
         raise PrecisionPassError(
@@ -186,7 +204,7 @@ def _only(report: Any, name: str) -> Any:
             fix=did_you_mean(name, modules) or 'give a module name, or a pattern such as "**.self_attn"',
             code="PP126",
         )
-    return dataclasses.replace(report, sites=sites, near_misses=near_misses)
+    return found
 
 
 @contextlib.contextmanager

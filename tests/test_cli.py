@@ -53,6 +53,12 @@ class FakeReport:
     def text(self):
         return f"sites: {', '.join(site.module for site in self.sites)}\n"
 
+    def only(self, wanted):
+        return dataclasses.replace(self, sites=tuple(site for site in self.sites if wanted(site.module)))
+
+    def full_text(self):
+        return f"in full: {', '.join(site.module for site in self.sites)}\n"
+
     def to_json(self):
         return json.dumps([site.module for site in self.sites]) + "\n"
 
@@ -111,6 +117,11 @@ def test_json_review_and_site(explained, capsys):
     assert "review written to review" in err
 
 
+def test_one_site_is_shown_in_full(explained, capsys):
+    assert explain("my_model.py:plain", "--rules", "off", "--site", "norm") == 0
+    assert capsys.readouterr().out == "in full: norm\n"
+
+
 def test_an_expectation_that_fails_is_status_1(explained, capsys):
     explained.report = FakeReport(failed_expectations=("expected 4 attention sites, found 3",))
     assert explain("my_model.py:plain", "--rules", "off", "--json") == 1
@@ -134,7 +145,7 @@ def test_a_site_that_is_not_there(explained, capsys, site, message):
 
 def test_a_wrong_factory_is_status_2(explained, capsys):
     assert explain("my_model.py:plian", "--rules", "off") == 2
-    assert 'PP122 my_model.py has no function plian' in capsys.readouterr().err
+    assert "PP122 my_model.py has no function plian" in capsys.readouterr().err
     assert not explained.calls
 
 

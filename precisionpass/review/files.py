@@ -30,14 +30,17 @@ def write(folder: str | os.PathLike[str], content: Mapping[str, str], artifacts:
         place.mkdir(parents=True, exist_ok=True)
         _write_then_move(place, named)
     except (OSError, ValueError) as error:
-        raise PrecisionPassError(
-            "the review could not be written",
-            where=shown(place),
-            why=getattr(error, "strerror", None) or str(error),
-            fix='name a folder that can be written and has room, for example review="review/"; '
-            "the model and any older review are as they were",
-            code="PP301",
-        ) from error
+        raise _unwritten(place, error, 'a folder, for example review="review/",') from error
+
+
+def write_file(file: str | os.PathLike[str], text: str) -> None:
+    """Write one file, all of it or nothing of it. Raises PrecisionPassError where it cannot be written."""
+    place = Path(file)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _write_then_move(place.parent, {place.name: text}, sweep=False)
+    except (OSError, ValueError) as error:
+        raise _unwritten(place, error, "a file in a folder") from error
 
 
 def safe_name(name: str, taken: Iterable[str] = ()) -> str:
@@ -54,7 +57,18 @@ def safe_name(name: str, taken: Iterable[str] = ()) -> str:
     return f"{stem[:60] or 'file'}-{digest}{suffix}"
 
 
-def _write_then_move(place: Path, named: Mapping[str, str]) -> None:
+def _unwritten(place: Path, error: Exception, what: str) -> PrecisionPassError:
+    return PrecisionPassError(
+        "the review could not be written",
+        where=shown(place),
+        why=getattr(error, "strerror", None) or str(error),
+        fix=f"name {what} that can be written and has room; the model and any older review are as they were",
+        code="PP301",
+    )
+
+
+def _write_then_move(place: Path, named: Mapping[str, str], sweep: bool = True) -> None:
+    """sweep: also remove what an older review left there."""
     staging = Path(tempfile.mkdtemp(prefix=".writing-", dir=place))
     try:
         for name, text in named.items():
@@ -63,6 +77,6 @@ def _write_then_move(place: Path, named: Mapping[str, str]) -> None:
             os.replace(staging / name, place / name)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    for old in place.iterdir():
+    for old in place.iterdir() if sweep else ():
         if _GRAPH_FILE.fullmatch(old.name) and old.name not in named:
             old.unlink()

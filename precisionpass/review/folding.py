@@ -40,7 +40,7 @@ def group_records(records: Iterable[Record]) -> list[Group[Record]]:
     """The records in groups, in the order in which each group first appears."""
     alike: dict[str, list[Record]] = {}
     for record in records:
-        alike.setdefault(_content(record), []).append(record)
+        alike.setdefault(likeness(record), []).append(record)
     return [_group(members) for members in alike.values()]
 
 
@@ -92,8 +92,8 @@ def _group(members: Sequence[Record]) -> Group[Record]:
     )
 
 
-def _content(record: Record) -> str:
-    """Everything about a record but its place, as a key."""
+def likeness(record: Record) -> str:
+    """Everything about a record but its place, as a key: the records of one group have the same."""
     content = plain(replace(record, module="", source="", graph=""))
     assert isinstance(content, dict)
     return json.dumps(content | {"count": 1}, sort_keys=True)

@@ -1,5 +1,5 @@
 // The page is whole without this: it only adds the search field and the two lists.
-const form = document.getElementById("filter");
+const filter = document.getElementById("filter");
 const words = document.getElementById("words");
 const kind = document.getElementById("kind");
 const decision = document.getElementById("decision");
@@ -24,7 +24,6 @@ function narrow() {
   found.textContent = narrowed ? `${count} of ${articles.length} groups` : "";
 }
 
-form.hidden = articles.length < 2;
-form.addEventListener("submit", (event) => event.preventDefault());
-form.addEventListener("input", narrow);
+filter.hidden = articles.length < 2;
+filter.addEventListener("input", narrow);
 addEventListener("beforeprint", () => document.querySelectorAll("details.graph").forEach((one) => (one.open = true)));

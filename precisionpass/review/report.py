@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from precisionpass.review import files, html, text
+from precisionpass.review import files, full, html, text
+from precisionpass.review.folding import likeness
 from precisionpass.review.plain import plain
 
 SCHEMA_VERSION = 1
@@ -119,6 +120,20 @@ class Report:
     def text(self, width: int = 100) -> str:
         """The report as a folded table of at most `width` columns."""
         return text.table(self, width)
+
+    def only(self, wanted: Callable[[str], bool]) -> Report:
+        """The report cut down to the modules that are wanted; a site without calls has those of one that is alike."""
+        calls = {likeness(site): site.calls for site in self.sites if site.calls}
+        sites = (site for site in self.sites if wanted(site.module))
+        return replace(
+            self,
+            sites=tuple(replace(site, calls=site.calls or calls.get(likeness(site))) for site in sites),
+            near_misses=tuple(miss for miss in self.near_misses if wanted(miss.module)),
+        )
+
+    def full_text(self, width: int = 100) -> str:
+        """All that is known of every site and near miss, with what would have to change where one was left alone."""
+        return full.in_full(self, width)
 
     def __str__(self) -> str:
         return self.text()

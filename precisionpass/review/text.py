@@ -29,9 +29,9 @@ def table(report: Report, width: int = 100) -> str:
     misses = group_records(report.near_misses)
     rows = [_site_cells(group, report) for group in sites[:GROUPS_SHOWN]]
     miss_rows = [_miss_cells(group) for group in misses[:GROUPS_SHOWN]]
-    lines = [*_wrapped(verdict(report), width), *_wrapped(scope(report), width)]
+    lines = [*wrapped(verdict(report), width), *wrapped(scope(report), width)]
     for failure in report.failed_expectations:
-        lines += _wrapped(f"EXPECTATION FAILED: {shown(failure, 600)}", width)
+        lines += wrapped(f"EXPECTATION FAILED: {shown(failure, 600)}", width)
     for group, row in zip(sites, _aligned(rows, width), strict=False):
         lines += ["", *row, *_site_details(group, report, width)]
     lines += _left_out(sites, "sites.jsonl")
@@ -122,49 +122,49 @@ def _miss_cells(group: Group[NearMissRecord]) -> Row:
 def _site_details(group: Group[SiteRecord], report: Report, width: int) -> Iterator[str]:
     site = group.record
     if site.formula:
-        yield from _wrapped(shown(site.formula, 600), width, INDENT)
+        yield from wrapped(shown(site.formula, 600), width, INDENT)
     facts = fact_words(site.facts)
     if facts:
-        yield from _wrapped(facts, width, INDENT)
+        yield from wrapped(facts, width, INDENT)
     if site.settings:
-        yield from _wrapped("set: " + setting_words(site.settings), width, INDENT)
+        yield from wrapped("set: " + setting_words(site.settings), width, INDENT)
     if site.message:
         code = f" ({shown(site.reason)})" if site.rule and site.decision != "rewritten" else ""
-        yield from _wrapped(f"why: {shown(site.message, 600)}{code}", width, INDENT)
+        yield from wrapped(f"why: {shown(site.message, 600)}{code}", width, INDENT)
     if site.holds_while:
-        yield from _wrapped("holds while " + shown(site.holds_while, 600), width, INDENT)
+        yield from wrapped("holds while " + shown(site.holds_while, 600), width, INDENT)
     graphs = f" (graph {shown(group.graphs)})" if report.graphs > 1 else ""
     if group.sources or graphs:
-        yield from _wrapped(f"at {shown(group.sources, 300)}{graphs}", width, INDENT)
+        yield from wrapped(f"at {shown(group.sources, 300)}{graphs}", width, INDENT)
 
 
 def _miss_details(group: Group[NearMissRecord], width: int) -> list[str]:
     why = shown(group.record.message, 600)
     place = f" (at {shown(group.sources, 300)})" if group.sources else ""
-    return _wrapped(why + place, width, INDENT)
+    return wrapped(why + place, width, INDENT)
 
 
 def _head(group: Group, decision: str, width: int) -> list[str]:
     names = ", ".join(_pattern(name) for name in group.names)
-    return _wrapped(f"{shown(group.record.kind)} x {group.count}  {shown(decision)}  {names}", width)
+    return wrapped(f"{shown(group.record.kind)} x {group.count}  {shown(decision)}  {names}", width)
 
 
 def _reasons(group: Group, width: int) -> list[str]:
-    return _wrapped(f"{shown(group.record.reason)}: {shown(group.record.message, 2000)}", width, INDENT)
+    return wrapped(f"{shown(group.record.reason)}: {shown(group.record.message, 2000)}", width, INDENT)
 
 
 def _places(group: Group, width: int) -> list[str]:
     inside = f" in {shown(group.record.module_class)}" if group.record.module_class else ""
     source = shown(group.sources, 2000) or "(no source)"
-    return _wrapped(f"at {source}{inside}, graph {shown(group.graphs)}", width, INDENT)
+    return wrapped(f"at {source}{inside}, graph {shown(group.graphs)}", width, INDENT)
 
 
 def _closing(report: Report, width: int) -> list[str]:
     lines: list[str] = []
     if report.unused_rules:
-        lines += _wrapped("Rules that never fired: " + ", ".join(shown(rule) for rule in report.unused_rules), width)
+        lines += wrapped("Rules that never fired: " + ", ".join(shown(rule) for rule in report.unused_rules), width)
     for event, count in counted(report.events):
-        lines += _wrapped(f"Event: {shown(event, 600)}{f' (x {count})' if count > 1 else ''}", width)
+        lines += wrapped(f"Event: {shown(event, 600)}{f' (x {count})' if count > 1 else ''}", width)
     return ["", *lines] if lines else []
 
 
@@ -236,6 +236,7 @@ def _split(line: str, width: int) -> Iterable[str]:
     return [line] if len(line) <= width else textwrap.wrap(line, width, subsequent_indent=INDENT)
 
 
-def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
+def wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    """The text in lines of at most `width` columns, further ones indented by two more."""
     more = indent + "  "
     return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=more, break_on_hyphens=False)

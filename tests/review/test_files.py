@@ -71,7 +71,7 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path, folder, why)
     message = str(caught.value)
     assert message.splitlines()[0] == "PP301 the review could not be written"
     assert why in message
-    assert "fix: name a folder that can be written and has room" in message
+    assert 'fix: name a folder, for example review="review/", that can be written and has room' in message
     assert held(tmp_path) == {"taken": b"a file"}
 
 
