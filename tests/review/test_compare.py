@@ -78,7 +78,7 @@ def test_the_page_of_a_comparison_is_well_formed_and_escaped():
     document = Document(source)
     assert "default-src 'none'" in source and not document.all("script")
     assert all(line.isprintable() for line in (source + comparison.text()).splitlines())
-    assert document.text["h1"].startswith("1 near miss added, 2 sites added, 1 near miss removed, 36 sites removed")
+    assert document.text["h1"].startswith("1 near miss added, 1 site added, 1 near miss removed, 36 sites removed")
 
 
 def test_reviews_are_read_back(tmp_path):
