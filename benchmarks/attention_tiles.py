@@ -8,6 +8,7 @@ Candidates of one problem run in rotation, hot, three rounds; medians in TFLOP/s
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -24,35 +25,38 @@ from precisionpass.kernels.launch import Plan, heads_last, options_of
 from precisionpass.kernels.tuning import FORWARD, KEY_VALUE, QUERY, Tile
 from precisionpass.ops.arguments import AttentionArguments, Gradients, Saved
 
-LENGTH, TOKENS, CHANNELS = 4096, 16384, 2048
+TOKENS, CHANNELS = 16384, 2048
 FLOPS = {FORWARD: 4, KEY_VALUE: 8, QUERY: 6}
 CANDIDATES = {
     FORWARD: {
-        64: [(64, 64, 4, 3, 16), (64, 64, 4, 2, 16), (128, 64, 8, 3, 8), (128, 64, 8, 3, 16), (128, 64, 8, 2, 16),
-             (128, 64, 8, 4, 8), (128, 64, 8, 4, 16), (128, 32, 4, 4, 16), (128, 64, 4, 3, 16)],
-        128: [(128, 128, 8, 3, 8), (64, 64, 4, 3, 8), (128, 64, 8, 3, 16), (128, 64, 8, 2, 8), (64, 64, 4, 3, 16),
-              (128, 128, 8, 2, 8)],
+        64: [(64, 128, 4, 2, 8), (64, 64, 4, 3, 8), (64, 64, 4, 3, 16), (128, 64, 8, 3, 8), (128, 128, 8, 2, 8),
+             (64, 64, 4, 4, 8), (64, 64, 4, 3, 8, 0, True), (128, 64, 8, 3, 8, 0, True), (128, 64, 8, 3, 8, 128, True),
+             (128, 128, 8, 2, 8, 0, True)],
+        128: [(128, 128, 8, 3, 8, 0, True), (64, 64, 4, 3, 8, 0, True), (128, 64, 8, 3, 8, 0, True),
+              (128, 64, 8, 4, 8, 0, True), (128, 128, 8, 2, 8, 0, True), (64, 128, 4, 2, 8, 0, True), (64, 64, 4, 3, 8),
+              (64, 64, 4, 3, 8, 168)],
         256: [(128, 64, 8, 2, 8), (64, 64, 4, 2, 8), (128, 64, 8, 2, 16), (128, 32, 8, 3, 8)],
     },
     KEY_VALUE: {
         64: [(64, 64, 4, 3), (64, 64, 4, 2), (64, 64, 4, 3, 16, 168), (64, 64, 4, 2, 16, 128), (64, 128, 8, 3),
-             (32, 64, 4, 4), (32, 128, 8, 4), (128, 64, 8, 2)],
+             (32, 64, 4, 4), (64, 64, 4, 4), (128, 128, 8, 2), (32, 64, 4, 3), (64, 128, 8, 2)],
         128: [(64, 64, 4, 2), (64, 64, 8, 2), (64, 128, 8, 2), (64, 128, 8, 3), (32, 64, 4, 3), (32, 128, 8, 3)],
         256: [(64, 64, 8, 2), (64, 64, 8, 1), (32, 64, 8, 2), (32, 64, 8, 3), (32, 128, 8, 2)],
     },
     QUERY: {
-        64: [(128, 64, 8, 3), (64, 64, 4, 3), (128, 64, 8, 2), (64, 64, 4, 2), (128, 32, 8, 4)],
-        128: [(128, 64, 8, 3), (64, 64, 4, 2), (64, 128, 8, 2), (128, 64, 8, 2)],
+        64: [(128, 64, 8, 3), (64, 64, 4, 3), (128, 64, 8, 2), (64, 64, 4, 2), (64, 64, 4, 4), (128, 128, 8, 2),
+             (128, 64, 4, 2), (64, 128, 4, 2)],
+        128: [(128, 64, 8, 3), (64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 2), (128, 128, 8, 2), (64, 128, 4, 2)],
         256: [(128, 64, 8, 1), (128, 32, 8, 2), (128, 32, 8, 3), (64, 64, 8, 2)],
     },
 }  # fmt: skip
 
 
-def problem(width: int, causal: bool) -> tuple[AttentionArguments, torch.Tensor]:
+def problem(width: int, length: int, causal: bool) -> tuple[AttentionArguments, torch.Tensor]:
     """16k tokens, 2048 channels."""
     heads = CHANNELS // width
     q, k, v, upstream = (
-        torch.randn(TOKENS // LENGTH, LENGTH, heads, width, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+        torch.randn(TOKENS // length, length, heads, width, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
         for _ in range(4)
     )
     arguments = AttentionArguments(
@@ -102,28 +106,29 @@ def compile_ahead(runs: dict) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--widths", type=int, nargs="+", default=[64, 128, 256])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[4096])
     parser.add_argument("--milliseconds", type=int, default=60)
     options = parser.parse_args()
     results = []
     problems = {}
-    for width in (64, 128, 256):
-        for causal in (False, True):
-            arguments, upstream = problem(width, causal)
-            output, residual, lse, _, _ = attention.forward(arguments)
-            plan = Plan(arguments)
-            gradients, saved = Gradients(upstream, None, None, (True,) * 5), Saved(output, residual, lse)
-            rows = attention._Rows(plan, gradients, saved, upstream)
-            attention._prepare(plan, rows)
-            dq, dk, dv = (heads_last(t, t.shape, t.dtype) for t in (arguments.q, arguments.k, arguments.v))
-            state = (rows, dq, dk, dv)
-            for kernel, by_width in CANDIDATES.items():
-                for shape in by_width[width]:
-                    name = (kernel, width, causal, Tile(*shape))
-                    problems[name] = candidate(kernel, Tile(*shape), arguments, state)
+    for width, length, causal in itertools.product(options.widths, options.lengths, (False, True)):
+        arguments, upstream = problem(width, length, causal)
+        output, residual, lse, _, _ = attention.forward(arguments)
+        plan = Plan(arguments)
+        gradients, saved = Gradients(upstream, None, None, (True,) * 5), Saved(output, residual, lse)
+        rows = attention._Rows(plan, gradients, saved, upstream)
+        attention._prepare(plan, rows)
+        dq, dk, dv = (heads_last(t, t.shape, t.dtype) for t in (arguments.q, arguments.k, arguments.v))
+        state = (rows, dq, dk, dv)
+        for kernel, by_width in CANDIDATES.items():
+            for shape in by_width[width]:
+                name = (kernel, width, length, causal, Tile(*shape))
+                problems[name] = candidate(kernel, Tile(*shape), arguments, state)
     compile_ahead(problems)
-    for group in sorted({name[:3] for name in problems}):
-        kernel, width, causal = group
-        runs = {name[3]: run for name, run in problems.items() if name[:3] == group}
+    for group in sorted({name[:4] for name in problems}):
+        kernel, width, length, causal = group
+        runs = {name[4]: run for name, run in problems.items() if name[:4] == group}
         times: dict[Tile, list[float]] = {}
         for tile, run in list(runs.items()):
             try:
@@ -135,13 +140,22 @@ def main() -> None:
         for _ in range(3):
             for tile in times:
                 times[tile].append(do_bench(runs[tile], warmup=10, rep=options.milliseconds, return_mode="median"))
-        flops = FLOPS[kernel] * TOKENS * LENGTH * CHANNELS * (0.5 if causal else 1.0)
+        flops = FLOPS[kernel] * TOKENS * length * CHANNELS * (0.5 if causal else 1.0)
         ranked = sorted(times.items(), key=lambda item: statistics.median(item[1]))
         for tile, measured in ranked:
             rate = flops / statistics.median(measured) / 1e9
-            results.append({"kernel": kernel, "width": width, "causal": causal, "tile": tuple(tile), "tflops": rate})
+            results.append(
+                {
+                    "kernel": kernel,
+                    "width": width,
+                    "length": length,
+                    "causal": causal,
+                    "tile": tuple(tile),
+                    "tflops": rate,
+                }
+            )
         listed = ", ".join(f"{tuple(t)} {flops / statistics.median(m) / 1e9:.0f}" for t, m in ranked)
-        print(f"{kernel} {width} {'causal' if causal else 'full'}: {listed}", flush=True)
+        print(f"{kernel} {width} {length} {'causal' if causal else 'full'}: {listed}", flush=True)
     if options.out:
         options.out.write_text(json.dumps(results, indent=1))
 

@@ -63,12 +63,14 @@ def forward(arguments: AttentionArguments) -> tuple[Tensor, Tensor, Tensor, Tens
     with torch.cuda.device_of(q):
         plan = Plan(arguments)
         tile = plan.tile(tuning.FORWARD)
+        two_level = arguments.normaliser == "rounded" and not plan.exact and plan.value_width <= WIDEST_TWO_LEVEL
         variant = plan.variant_for(
             tile,
             rounded_normaliser=arguments.normaliser == "rounded",
-            two_level=arguments.normaliser == "rounded" and not plan.exact and plan.value_width <= WIDEST_TWO_LEVEL,
+            two_level=two_level,
+            deferred=two_level and tile.deferred,
             ones_width=tile.ones_width,
-            precise_log_sum=not arguments.keeps_residual or plan.width >= tuning.PRECISE_LOG_SUM,
+            precise_log_sum=not arguments.keeps_residual,
             residual=arguments.keeps_residual,
             # One program on a multiprocessor: the copy engine stores beside it; of several, each stores for itself.
             residual_descriptor=arguments.keeps_residual and plan.variant["descriptors"] and tile.warps > 4,

@@ -21,11 +21,11 @@ LENGTHS = ["heads", "group", "query_count", "key_count", "left", "right", "diago
 
 @triton.jit
 def gather_rows(
-    key_sum, value_sum, key_tile, value_tile, query_start, key_index,
+    key_sum, value_sum, key_tile, value_tile, query_start, key_start, key_index,
     query, query_strides, output_gradient, gradient_strides, shift, delta, correction, padded_count,
     bias, bias_strides, mask, mask_strides, seed, batch, head, batch_head,
     query_count, key_count, left, right, diagonal, numbers,
-    VARIANT: tl.constexpr, QUERY_BLOCK: tl.constexpr, CHECK: tl.constexpr,
+    crosses, VARIANT: tl.constexpr, QUERY_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add what QUERY_BLOCK rows from `query_start` on give to dK and dV of one key block."""
     query_tile = load_tile(
@@ -45,9 +45,10 @@ def gather_rows(
         row_correction = tl.load(correction + statistics)
     product, probabilities, kept, gradient, allowed = probabilities_and_gradient(
         key_tile, tl.trans(query_tile), value_tile, tl.trans(gradient_tile),
-        query_index[None, :], key_index[:, None], row_shift[None, :], row_correction[None, :],
+        query_index[None, :], key_index[:, None], key_start, row_shift[None, :], row_correction[None, :],
         bias, bias_strides, mask, mask_strides, seed, batch_head,
-        query_count, key_count, left, right, diagonal, numbers, VARIANT, CHECK, not VARIANT.whole_keys,
+        query_count, key_count, left, right, diagonal, numbers,
+        crosses, VARIANT, VARIANT.right_bound or VARIANT.left_bound, not VARIANT.whole_keys,
     )  # fmt: skip
     if VARIANT.exact:
         value_sum = tl.dot(kept, gradient_tile, value_sum, input_precision="ieee")
@@ -104,29 +105,17 @@ def key_value_gradients(
         head_mask = mask
         if VARIANT.mask:
             head_mask += batch.to(tl.int64) * mask_strides.batch + head.to(tl.int64) * mask_strides.head
-        if VARIANT.right_bound:
-            for query_start in tl.range(start, whole_start, QUERY_BLOCK):
-                key_sum, value_sum = gather_rows(
-                    key_sum, value_sum, key_tile, value_tile, query_start, key_index,
-                    query, query_strides, output_gradient, gradient_strides, shift, delta, correction, padded_count,
-                    head_bias, bias_strides, head_mask, mask_strides, dropout_seed, batch, head, batch_head,
-                    query_count, key_count, left, right, diagonal, numbers, VARIANT, QUERY_BLOCK, True,
-                )  # fmt: skip
-        for query_start in tl.range(whole_start, whole_end, QUERY_BLOCK):
+        # From the last row back: programs of a head read the same rows at the same time, whatever their diagonal.
+        last = start + (tl.cdiv(end - start, QUERY_BLOCK) - 1) * QUERY_BLOCK
+        for passed in tl.range(0, end - start, QUERY_BLOCK):
+            query_start = last - passed
             key_sum, value_sum = gather_rows(
-                key_sum, value_sum, key_tile, value_tile, query_start, key_index,
+                key_sum, value_sum, key_tile, value_tile, query_start, key_start, key_index,
                 query, query_strides, output_gradient, gradient_strides, shift, delta, correction, padded_count,
                 head_bias, bias_strides, head_mask, mask_strides, dropout_seed, batch, head, batch_head,
-                query_count, key_count, left, right, diagonal, numbers, VARIANT, QUERY_BLOCK, False,
+                query_count, key_count, left, right, diagonal, numbers,
+                (query_start < whole_start) | (query_start >= whole_end), VARIANT, QUERY_BLOCK,
             )  # fmt: skip
-        if VARIANT.left_bound:
-            for query_start in tl.range(whole_end, end, QUERY_BLOCK):
-                key_sum, value_sum = gather_rows(
-                    key_sum, value_sum, key_tile, value_tile, query_start, key_index,
-                    query, query_strides, output_gradient, gradient_strides, shift, delta, correction, padded_count,
-                    head_bias, bias_strides, head_mask, mask_strides, dropout_seed, batch, head, batch_head,
-                    query_count, key_count, left, right, diagonal, numbers, VARIANT, QUERY_BLOCK, True,
-                )  # fmt: skip
         if VARIANT.dead_rows_nan:
             # P of a dead row is NaN for every key, also for those of skipped blocks.
             value_sum = tl.where(tl.load(dead_heads + batch_head) > 0, float("nan"), value_sum)
@@ -148,23 +137,24 @@ def gather_keys(
     query_sum, query_tile, gradient_tile, key_start, query_index, row_shift, row_delta, row_correction,
     key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, seed,
     batch, key_head, batch_head, query_count, key_count, left, right, diagonal, numbers,
-    VARIANT: tl.constexpr, KEY_BLOCK: tl.constexpr, CHECK: tl.constexpr,
+    crosses, VARIANT: tl.constexpr, KEY_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add what KEY_BLOCK keys from `key_start` on give to dQ of one query block."""
     key_tile = load_tile(
         key, key_strides, batch, key_head, key_start, key_count,
-        KEY_BLOCK, VARIANT.head_dim, VARIANT.width, VARIANT.descriptors, CHECK,
+        KEY_BLOCK, VARIANT.head_dim, VARIANT.width, VARIANT.descriptors, not VARIANT.whole_keys,
     )  # fmt: skip
     value_tile = load_tile(
         value, value_strides, batch, key_head, key_start, key_count,
-        KEY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.descriptors, CHECK,
+        KEY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.descriptors, not VARIANT.whole_keys,
     )  # fmt: skip
     key_index = key_start + tl.arange(0, KEY_BLOCK)
     product, probabilities, _, gradient, allowed = probabilities_and_gradient(
         query_tile, tl.trans(key_tile), gradient_tile, tl.trans(value_tile),
-        query_index[:, None], key_index[None, :], row_shift[:, None], row_correction[:, None],
+        query_index[:, None], key_index[None, :], key_start, row_shift[:, None], row_correction[:, None],
         bias, bias_strides, mask, mask_strides, seed, batch_head,
-        query_count, key_count, left, right, diagonal, numbers, VARIANT, CHECK, CHECK,
+        query_count, key_count, left, right, diagonal, numbers,
+        crosses, VARIANT, VARIANT.bounded, not VARIANT.whole_keys,
     )  # fmt: skip
     slope = score_gradient(probabilities, gradient, row_delta[:, None], allowed, VARIANT)
     slope = product_gradient(slope, product, numbers, VARIANT)
@@ -234,29 +224,13 @@ def query_gradients(
     start, whole_start, whole_end, end = key_range(
         query_start, key_count, left, right, diagonal, QUERY_BLOCK, KEY_BLOCK, VARIANT
     )
-    if VARIANT.left_bound:
-        for key_start in tl.range(start, whole_start, KEY_BLOCK):
-            query_sum = gather_keys(
-                query_sum, query_tile, gradient_tile, key_start, query_index, row_shift, row_delta, row_correction,
-                key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, dropout_seed,
-                batch, key_head, batch_head, query_count, key_count, left, right, diagonal, numbers,
-                VARIANT, KEY_BLOCK, True,
-            )  # fmt: skip
-    for key_start in tl.range(whole_start, whole_end, KEY_BLOCK):
+    for key_start in tl.range(start, end, KEY_BLOCK):
         query_sum = gather_keys(
             query_sum, query_tile, gradient_tile, key_start, query_index, row_shift, row_delta, row_correction,
             key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, dropout_seed,
             batch, key_head, batch_head, query_count, key_count, left, right, diagonal, numbers,
-            VARIANT, KEY_BLOCK, False,
+            (key_start < whole_start) | (key_start >= whole_end), VARIANT, KEY_BLOCK,
         )  # fmt: skip
-    if VARIANT.right_bound or not VARIANT.whole_keys:
-        for key_start in tl.range(whole_end, end, KEY_BLOCK):
-            query_sum = gather_keys(
-                query_sum, query_tile, gradient_tile, key_start, query_index, row_shift, row_delta, row_correction,
-                key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, dropout_seed,
-                batch, key_head, batch_head, query_count, key_count, left, right, diagonal, numbers,
-                VARIANT, KEY_BLOCK, True,
-            )  # fmt: skip
     store_tile(
         query_gradient, query_gradient_strides, batch, head, query_start, query_count,
         (query_sum * numbers.scale).to(query_tile.dtype),

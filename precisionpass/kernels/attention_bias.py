@@ -86,10 +86,10 @@ def bias_gradients(
                 )  # fmt: skip
                 product, probabilities, kept, gradient, allowed = probabilities_and_gradient(
                     query_tile, tl.trans(key_tile), gradient_tile, tl.trans(value_tile),
-                    query_index[:, None], (key_start + tl.arange(0, KEY_BLOCK))[None, :],
+                    query_index[:, None], (key_start + tl.arange(0, KEY_BLOCK))[None, :], key_start,
                     row_shift[:, None], row_correction[:, None], head_bias, bias_strides, head_mask, mask_strides,
                     dropout_seed, batch_head, query_count, key_count, left, right, diagonal, numbers,
-                    VARIANT, True, True,
+                    True, VARIANT, True, True,
                 )  # fmt: skip
                 total += score_gradient(probabilities, gradient, row_delta[:, None], allowed, VARIANT)
 

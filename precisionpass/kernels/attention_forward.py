@@ -21,7 +21,7 @@ def attention_forward(
     """One program makes QUERY_BLOCK rows of one head; with `split`, of one part of its keys, for `combine_splits`.
 
         S = clip(softcap(scale * Q K^T)) + bias      -inf where excluded
-        O = round(P V / l)      residual = (P V / l - O) in 254ths of an ulp      lse = m + log l
+        O = round(P V / l)      residual = P V / l - O in 254ths of an ulp      lse = m + log l
     """
     VALUE_WIDTH: tl.constexpr = VARIANT.value_width
     ONES_WIDTH: tl.constexpr = VARIANT.ones_width
@@ -62,7 +62,10 @@ def attention_forward(
     else:
         row_sum = tl.zeros([QUERY_BLOCK], tl.float32)
 
-    state = accumulator, row_sum, precise_sum, row_max
+    # Of `deferred`: the last block's product, and the factor that the sum before it still has to take.
+    pending = tl.zeros([QUERY_BLOCK, VALUE_WIDTH if VARIANT.deferred else 16], tl.float32)
+    rescale = tl.zeros([QUERY_BLOCK], tl.float32)
+    state = accumulator, pending, rescale, row_sum, precise_sum, row_max
     start, whole_start, whole_end, end = key_range(
         query_start, key_count, left, right, diagonal, QUERY_BLOCK, KEY_BLOCK, VARIANT
     )
@@ -70,33 +73,17 @@ def attention_forward(
         span = tl.cdiv(tl.cdiv(end - start, KEY_BLOCK), splits) * KEY_BLOCK
         start += split * span
         end = tl.minimum(end, start + span)
-        whole_start = tl.minimum(tl.maximum(whole_start, start), start + span)
-        whole_end = tl.minimum(tl.maximum(whole_end, whole_start), start + span)
-    if VARIANT.left_bound:
-        for key_start in tl.range(start, whole_start, KEY_BLOCK):
-            state = absorb(
-                state, query_tile, key_start,
-                key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, dropout_seed,
-                batch, batch_head, key_head, query_index, query_count, key_count, left, right, diagonal, numbers,
-                VARIANT, KEY_BLOCK, True,
-            )  # fmt: skip
-    for key_start in tl.range(whole_start, whole_end, KEY_BLOCK):
+    for key_start in tl.range(start, end, KEY_BLOCK):
         state = absorb(
             state, query_tile, key_start,
             key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, dropout_seed,
             batch, batch_head, key_head, query_index, query_count, key_count, left, right, diagonal, numbers,
-            VARIANT, KEY_BLOCK, False,
+            (key_start < whole_start) | (key_start >= whole_end), VARIANT, KEY_BLOCK,
         )  # fmt: skip
-    if VARIANT.right_bound or not VARIANT.whole_keys:
-        for key_start in tl.range(whole_end, end, KEY_BLOCK):
-            state = absorb(
-                state, query_tile, key_start,
-                key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, dropout_seed,
-                batch, batch_head, key_head, query_index, query_count, key_count, left, right, diagonal, numbers,
-                VARIANT, KEY_BLOCK, True,
-            )  # fmt: skip
 
-    accumulator, row_sum, precise_sum, row_max = state
+    accumulator, pending, rescale, row_sum, precise_sum, row_max = state
+    if VARIANT.deferred:
+        accumulator = tl.fma(accumulator, tl.broadcast_to(rescale[:, None], accumulator.shape), pending)
     if VARIANT.rounded_normaliser and not VARIANT.exact:
         row_sum = tl.max(row_sum, 1)  # every column holds the same sum
         if not VARIANT.precise_log_sum:

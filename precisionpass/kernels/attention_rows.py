@@ -158,9 +158,9 @@ def revisit_rows(
             )  # fmt: skip
             product, probabilities, kept, gradient, allowed = probabilities_and_gradient(
                 query_tile, tl.trans(key_tile), gradient_tile, tl.trans(value_tile),
-                query_index[:, None], (key_start + tl.arange(0, KEY_BLOCK))[None, :],
+                query_index[:, None], (key_start + tl.arange(0, KEY_BLOCK))[None, :], key_start,
                 subtracted[:, None], 0.0, bias, bias_strides, mask, mask_strides, dropout_seed, batch_head,
-                query_count, key_count, left, right, diagonal, numbers, VARIANT, True, True,
+                query_count, key_count, left, right, diagonal, numbers, True, VARIANT, True, True,
             )  # fmt: skip
             weight += tl.sum(probabilities, 1)
             weighted += tl.sum(probabilities * gradient, 1)

@@ -3,15 +3,30 @@
 import triton
 import triton.language as tl
 
+ROUNDS = tl.constexpr(7)
+AT_A_TIME = tl.constexpr(8)  # neighbouring keys that share one call of Philox, 16 bits each (reference/dropout.py)
+
 
 @triton.jit
-def keep(seed, batch_head, query_index, key_index, query_count, key_count, probability):
-    """True where P[b, h, i, j] is kept: tl.rand(seed, ((b*H + h)*Sq + i)*Sk + j) >= probability.
+def keep(
+    seed, batch_head, query_index, key_start, query_count, key_count, probability,
+    QUERY_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr, TRANSPOSED: tl.constexpr,
+):  # fmt: skip
+    """True where P[b, h, i, j] is kept, [QUERY_BLOCK, KEY_BLOCK] or its transpose.
 
-    The offset has 64 bits; tl.rand puts its halves into the two counters, so that no two positions share a number.
+    Key j reads half j % 2 of word (j % 8) // 2 of Philox 4x32-7 at ((b*H + h)*Sq + i)*ceil(Sk / 8) + j // 8, 64 bits.
     """
-    row = batch_head.to(tl.int64) * query_count + query_index.to(tl.int64)
-    return tl.rand(seed, row * key_count + key_index.to(tl.int64)) >= probability
+    row = batch_head.to(tl.int64) * query_count + tl.reshape(query_index, [QUERY_BLOCK]).to(tl.int64)
+    call = key_start // AT_A_TIME + tl.arange(0, KEY_BLOCK // AT_A_TIME)
+    offset = row[:, None] * tl.cdiv(key_count, AT_A_TIME) + call[None, :].to(tl.int64)
+    first, second, third, fourth = tl.randint4x(seed, offset, ROUNDS)
+    words = tl.join(tl.join(first, third), tl.join(second, fourth))
+    words = tl.reshape(words, [QUERY_BLOCK, KEY_BLOCK // AT_A_TIME, 4])
+    halves = tl.reshape(tl.join(words & 0xFFFF, (words >> 16) & 0xFFFF), [QUERY_BLOCK, KEY_BLOCK])
+    kept = halves.to(tl.int32) >= tl.cast(probability * 65536.0, tl.int32)
+    if TRANSPOSED:
+        kept = tl.trans(kept)
+    return kept
 
 
 @triton.jit

@@ -9,10 +9,10 @@ from precisionpass.kernels.scores import LOG2_E, scores, shape_gradient
 
 @triton.jit
 def probabilities_and_gradient(
-    left_key, right_key, left_value, right_value, query_index, key_index, shift, correction,
+    left_key, right_key, left_value, right_value, query_index, key_index, key_start, shift, correction,
     bias, bias_strides, mask, mask_strides, seed, batch_head,
     query_count, key_count, left, right, diagonal, numbers,
-    VARIANT: tl.constexpr, CHECK: tl.constexpr, GUARD: tl.constexpr,
+    crosses, VARIANT: tl.constexpr, CHECK: tl.constexpr, GUARD: tl.constexpr,
 ):  # fmt: skip
     """(Q K^T, P, P after dropout, dP, allowed) from two products; `shift` as `prepare_rows` left it, +inf gives P = 0.
 
@@ -26,7 +26,7 @@ def probabilities_and_gradient(
         gradient = tl.dot(left_value, right_value)
     values, allowed = scores(
         product, query_index, key_index, bias, bias_strides, mask, mask_strides,
-        query_count, key_count, left, right, diagonal, numbers, VARIANT, CHECK, GUARD,
+        query_count, key_count, left, right, diagonal, numbers, crosses, VARIANT, CHECK, GUARD,
     )  # fmt: skip
     if VARIANT.fused_scale:
         probabilities = tl.exp2(values * (numbers.scale * LOG2_E) - shift)
@@ -36,7 +36,10 @@ def probabilities_and_gradient(
         probabilities = tl.exp2((values - shift) * LOG2_E)
     kept_probabilities = probabilities
     if VARIANT.dropout:
-        kept = dropout.keep(seed, batch_head, query_index, key_index, query_count, key_count, numbers.dropout)
+        kept = dropout.keep(
+            seed, batch_head, query_index, key_start, query_count, key_count, numbers.dropout,
+            query_index.numel, key_index.numel, query_index.shape[0] == 1,
+        )  # fmt: skip
         kept_probabilities = tl.where(kept, probabilities, 0.0)
         gradient = tl.where(kept, gradient * dropout.keep_scale(numbers.dropout), 0.0)
     return product, probabilities, kept_probabilities, gradient, allowed

@@ -66,8 +66,7 @@ def described(tensor: Tensor, rows: int, width: int) -> TensorDescriptor:
     size = tensor.element_size()
     aligned = max(16 // size, 1)
     strides = [
-        stride if length > 1 else aligned
-        for length, stride in zip(tensor.shape[:3], tensor.stride()[:3], strict=True)
+        stride if length > 1 else aligned for length, stride in zip(tensor.shape[:3], tensor.stride()[:3], strict=True)
     ]
     return TensorDescriptor(tensor, list(tensor.shape), [*strides, 1], [1, 1, rows, width])
 
@@ -100,12 +99,12 @@ class Plan:
             float(arguments.scale),
             float(arguments.softcap),
             float(arguments.logit_clip_max),
-            float(arguments.dropout_p),
+            arguments.dropped_share,
         )
         bias, mask = arguments.bias, arguments.mask
         plain = bias is None and arguments.softcap == 0 and arguments.logit_clip == "none"
         by_row_and_key = any(term is not None and term.shape[2] > 1 and term.shape[3] > 1 for term in (bias, mask))
-        self.heavy = by_row_and_key or not plain
+        self.heavy = by_row_and_key or not plain or arguments.dropout_p > 0
         # What the kernels write is packed [B, S, H, W]; its rows, the residual's too, must be multiples of 16 bytes.
         packed = head_dim % 8 == 0 and value_dim % 16 == 0
         descriptors = tuning.moves_tiles(self.architecture) and not self.exact and packed

@@ -14,7 +14,9 @@ def inside(query_index, key_index, key_count, left, right, diagonal, VARIANT: tl
 
     Rows past the end need no test: nothing of them is stored, and in the backward their P is 0.
     """
-    allowed = key_index < key_count
+    allowed = True
+    if not VARIANT.whole_keys:
+        allowed = key_index < key_count
     if VARIANT.right_bound:
         allowed = allowed & (key_index - query_index <= right + diagonal)
     if VARIANT.left_bound:

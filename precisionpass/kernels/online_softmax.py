@@ -19,27 +19,30 @@ def absorb(
     state, query_tile, key_start,
     key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, seed,
     batch, batch_head, key_head, query_index, query_count, key_count, left, right, diagonal, numbers,
-    VARIANT: tl.constexpr, KEY_BLOCK: tl.constexpr, CHECK: tl.constexpr,
+    crosses, VARIANT: tl.constexpr, KEY_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Take KEY_BLOCK keys from `key_start` on into the state.
 
     Tensor cores truncate when they add, so a long sum of one sign drifts by a fraction of an ulp for every 16 keys: the
     normaliser and the output by different ones, which is a bias of delta. With `two_level` each block's products start
-    from zero and are added by the CUDA cores, which round.
+    from zero and are added by the CUDA cores, which round; with `deferred` one step later, beside the next Q K^T.
     """
-    accumulator, row_sum, precise_sum, row_max = state
+    accumulator, pending, rescale, row_sum, precise_sum, row_max = state
     key_tile = load_tile(
         key, key_strides, batch, key_head, key_start, key_count,
-        KEY_BLOCK, VARIANT.head_dim, VARIANT.width, VARIANT.descriptors, CHECK,
+        KEY_BLOCK, VARIANT.head_dim, VARIANT.width, VARIANT.descriptors, not VARIANT.whole_keys,
     )  # fmt: skip
     if VARIANT.exact:
         product = tl.dot(query_tile, tl.trans(key_tile), input_precision="ieee")
     else:
         product = tl.dot(query_tile, tl.trans(key_tile))
+    if VARIANT.deferred:
+        accumulator = tl.fma(accumulator, tl.broadcast_to(rescale[:, None], accumulator.shape), pending)
     key_index = key_start + tl.arange(0, KEY_BLOCK)
     values, _ = scores(
         product, query_index[:, None], key_index[None, :], bias, bias_strides, mask, mask_strides,
-        query_count, key_count, left, right, diagonal, numbers, VARIANT, CHECK, CHECK,
+        query_count, key_count, left, right, diagonal, numbers,
+        crosses, VARIANT, VARIANT.bounded, not VARIANT.whole_keys,
     )  # fmt: skip
 
     new_max = tl.maximum(row_max, tl.max(values, 1))
@@ -61,23 +64,27 @@ def absorb(
         row_sum = row_sum * rescale + tl.sum(probabilities, 1)
     if VARIANT.dropout:
         kept = dropout.keep(
-            seed, batch_head, query_index[:, None], key_index[None, :], query_count, key_count, numbers.dropout
-        )
+            seed, batch_head, query_index, key_start, query_count, key_count, numbers.dropout,
+            query_index.shape[0], KEY_BLOCK, False,
+        )  # fmt: skip
         rounded = tl.where(kept, rounded, 0.0).to(rounded.dtype)
     if not VARIANT.two_level:
         accumulator = accumulator * rescale[:, None]
     value_tile = load_tile(
         value, value_strides, batch, key_head, key_start, key_count,
-        KEY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.descriptors, CHECK,
+        KEY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.descriptors, not VARIANT.whole_keys,
     )  # fmt: skip
     if VARIANT.exact:
         accumulator = tl.dot(rounded, value_tile, accumulator, input_precision="ieee")
     elif VARIANT.two_level:
-        factor = tl.broadcast_to(rescale[:, None], accumulator.shape)
-        accumulator = tl.fma(accumulator, factor, tl.dot(rounded, value_tile))
+        pending = tl.dot(rounded, value_tile)
+        if not VARIANT.deferred:
+            accumulator = tl.fma(accumulator, tl.broadcast_to(rescale[:, None], accumulator.shape), pending)
     else:
         accumulator = tl.dot(rounded, value_tile, accumulator)
-    return accumulator, row_sum, precise_sum, new_max
+    if not VARIANT.deferred:
+        pending, rescale = state[1], state[2]
+    return accumulator, pending, rescale, row_sum, precise_sum, new_max
 
 
 @triton.jit

@@ -79,11 +79,11 @@ def shape_gradient(gradient, product, numbers, VARIANT: tl.constexpr):
 def scores(
     product, query_index, key_index, bias, bias_strides, mask, mask_strides,
     query_count, key_count, left, right, diagonal, numbers,
-    VARIANT: tl.constexpr, CHECK: tl.constexpr, GUARD: tl.constexpr,
+    crosses, VARIANT: tl.constexpr, CHECK: tl.constexpr, GUARD: tl.constexpr,
 ):  # fmt: skip
     """(scores, allowed): natural units, or units of q.k with `fused_scale`; -inf where mask or bounds exclude a key.
 
-    CHECK: some pair of the tile may stand outside the bounds. GUARD: some key of it may not exist.
+    CHECK: tiles may cross the bounds, and this one does where `crosses` holds. GUARD: keys of a tile may not exist.
     """
     if VARIANT.fused_scale:
         values = product
@@ -101,10 +101,14 @@ def scores(
             VARIANT.mask_varies_by_query, VARIANT.mask_varies_by_key, GUARD,
         )  # fmt: skip
         allowed = allowed != 0
-    if CHECK:
+    if CHECK and VARIANT.dead_rows_nan:
         allowed = allowed & masks.inside(query_index, key_index, key_count, left, right, diagonal, VARIANT)
-    if VARIANT.mask or CHECK:
+    if VARIANT.mask or (CHECK and VARIANT.dead_rows_nan):
         values = tl.where(allowed, values, float("-inf"))
+    if CHECK and not VARIANT.dead_rows_nan:
+        if crosses:
+            bounded = masks.inside(query_index, key_index, key_count, left, right, diagonal, VARIANT)
+            values = tl.where(bounded, values, float("-inf"))
     return values, allowed
 
 

@@ -14,6 +14,7 @@ class Tile(NamedTuple):
     """Rows and keys of a program's tile, warps, stages of the load pipeline, columns of ones for the normaliser.
 
     registers: the most a thread may use, so that another program fits beside; 0 leaves it to the compiler.
+    deferred: a block's P V is added while the next Q K^T runs; it takes registers for both.
     """
 
     query_block: int
@@ -22,18 +23,23 @@ class Tile(NamedTuple):
     stages: int
     ones_width: int = 16
     registers: int = 0
+    deferred: bool = False
 
 
 FORWARD, KEY_VALUE, QUERY, REVISIT = "forward", "key_value", "query", "revisit"
 
 _HOPPER = {
-    FORWARD: {64: Tile(64, 128, 4, 2, 8), 128: Tile(128, 128, 8, 3, 8), 256: Tile(128, 64, 8, 2, 8)},
+    FORWARD: {
+        64: Tile(64, 128, 4, 2, 8),
+        128: Tile(128, 128, 8, 3, 8, deferred=True),
+        256: Tile(128, 64, 8, 2, 8),
+    },
     KEY_VALUE: {64: Tile(64, 64, 4, 3), 128: Tile(64, 64, 4, 2), 256: Tile(64, 64, 8, 2)},
     QUERY: {64: Tile(128, 64, 8, 3), 128: Tile(128, 64, 8, 3), 256: Tile(128, 32, 8, 3)},
     REVISIT: {64: Tile(64, 64, 4, 2), 128: Tile(64, 64, 4, 2), 256: Tile(64, 32, 4, 1)},
 }
 # Where bounds make the loops short, two small programs on a multiprocessor hide the beginning and end of each other.
-_HOPPER_BOUNDED = {FORWARD: {128: Tile(64, 64, 4, 3, 8)}, KEY_VALUE: {64: Tile(64, 64, 4, 2)}}
+_HOPPER_BOUNDED = {FORWARD: {128: Tile(64, 64, 4, 3, 8, deferred=True)}}
 _AMPERE = {
     FORWARD: {64: Tile(64, 64, 4, 3, 8), 128: Tile(128, 64, 8, 3, 8), 256: Tile(64, 32, 8, 2, 8)},
     KEY_VALUE: {64: Tile(64, 64, 4, 2), 128: Tile(32, 64, 8, 2), 256: Tile(16, 64, 8, 1)},
@@ -58,7 +64,6 @@ _EXACT = {  # FP32 products on the CUDA cores: registers are the limit, whatever
     QUERY: {64: Tile(32, 16, 4, 1), 128: Tile(16, 16, 4, 1), 256: Tile(16, 16, 8, 1)},
     REVISIT: {64: Tile(32, 16, 4, 1), 128: Tile(16, 16, 4, 1), 256: Tile(16, 16, 8, 1)},
 }
-PRECISE_LOG_SUM = 128  # from this width on the FP32 sum for the log-sum-exp costs at most 1 %, below it 5-8 %
 _TABLES = {"hopper": _HOPPER, "blackwell": _BLACKWELL, "ampere": _AMPERE, "small": _SMALL}
 
 
@@ -92,8 +97,8 @@ def tile_for(
     """The tile of `kernel` on architecture `name` for rows of `width` elements, 16 to 256.
 
     exact: FP32 inputs. descriptors: tiles are moved by TMA; by pointers, addresses take registers as on Ampere.
-    bounded: causal or windowed. heavy: scores need further registers (a mask or bias by row and key, a cap).
-    dropout: Philox keeps several words for each score, so a thread takes fewer scores.
+    bounded: causal or windowed. heavy: scores need further registers (a mask or bias by row and key, a cap, dropout).
+    dropout: the backward holds words of Philox beside both sums.
     """
     if moves_tiles(name) and not descriptors:
         name = "ampere"
@@ -104,10 +109,8 @@ def tile_for(
         return tile
     if bounded and name == "hopper":
         tile = _HOPPER_BOUNDED.get(kernel, {}).get(served, tile)
-    if dropout:
-        if kernel == KEY_VALUE:
-            return tile._replace(query_block=min(tile.query_block, 32), key_block=min(tile.key_block, 64))
-        return tile._replace(query_block=min(tile.query_block, 64), key_block=min(tile.key_block, 32), warps=4)
+    if dropout and kernel == KEY_VALUE and served == 128:
+        tile = tile._replace(query_block=32)
     if heavy and tile.key_block >= 128:
         return tile._replace(key_block=64)
     return tile

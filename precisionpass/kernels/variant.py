@@ -15,9 +15,10 @@ class Variant:
     right_bound, left_bound: keys after (causal, window) or before (window) a row's diagonal are excluded.
     fused_scale:         the scale multiplies inside the exponent; only where nothing stands between Q K^T and softmax.
     rounded_normaliser:  the row sum adds the 16-bit P that multiplies V (NUMERICS 3), by a product with ones.
-    precise_log_sum:     the log-sum-exp comes from a sum of the unrounded P beside it, not from the rounded sum, which
-                         moves it by up to 2^-8: one factor for a row of P in the backward, where it cancels.
+    precise_log_sum:     the log-sum-exp comes from a sum of the unrounded P beside it; in training from the rounded
+                         sum, within 2^-8: one factor for a row of P in the backward, where it cancels.
     two_level:           each block's products start from zero and are added by rounding FP32 additions, not truncating.
+    deferred:            a block's P V is added during the next Q K^T.
     ones_width:          columns of ones in that product.
     dead_rows:           some row may have no key; dead_rows_nan: its output is NaN, not 0.
     exact:               FP32 inputs: products in full FP32, P is never rounded.
@@ -50,6 +51,7 @@ class Variant:
     rounded_normaliser: bool = True
     precise_log_sum: bool = True
     two_level: bool = True
+    deferred: bool = False
     ones_width: int = 16
     residual: bool = False
     residual_descriptor: bool = False
@@ -60,6 +62,11 @@ class Variant:
     log_sum_gradient: bool = False
     makes_rows: bool = False
     split: bool = False
+
+    @property
+    def bounded(self) -> bool:
+        """Whether some block of keys needs the test of `masks.inside`."""
+        return self.right_bound or self.left_bound or not self.whole_keys
 
 
 class Strides(NamedTuple):

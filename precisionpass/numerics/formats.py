@@ -11,8 +11,8 @@ SIXTEEN_BIT = (torch.bfloat16, torch.float16)
 RESIDUAL_STEPS = 254
 """Steps of the residual in one ulp. 254, not 256: the half ulp of a tie is 127, which an int8 holds."""
 
-SMALLEST_WITH_RESIDUAL = 1e-35
-"""Below this magnitude a BF16 value gets no residual: ulp / 254 would leave FP32's normal range."""
+BITS_PER_STEP = 258
+"""Neighbours in FP32 that one step of a BF16 residual passes: 2^16 / 254, whole so that decoding is integer."""
 
 
 def eps(dtype: torch.dtype) -> float:
@@ -20,33 +20,35 @@ def eps(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps / 2
 
 
-def ulp(value: Tensor) -> Tensor:
-    """The spacing of ``value``'s 16-bit format at each of its elements, as FP32.
-
-    ``value``: BF16 or FP16, any shape. FP16 subnormals and zero have the spacing 2^-24. BF16 magnitudes below 1e-35
-    give 0, and so do infinities and NaN: nothing is added there. Raises TypeError for another format.
-    """
+def _fp16_ulp(value: Tensor) -> Tensor:
+    """The spacing of FP16 numbers at ``value`` (FP16, any shape), as FP32; 2^-24 at subnormals and zero, 0 where
+    nothing can be added: at infinities and NaN."""
     bits = value.view(torch.int16)
-    if value.dtype == torch.bfloat16:
-        spacing = (bits & 0x7F80).view(torch.bfloat16).to(torch.float32).mul_(2.0**-7)
-        spacing.masked_fill_(value.abs() < SMALLEST_WITH_RESIDUAL, 0.0)
-    elif value.dtype == torch.float16:
-        spacing = (bits & 0x7C00).view(torch.float16).to(torch.float32).clamp_(min=2.0**-14).mul_(2.0**-10)
-    else:
-        raise TypeError(f"ulp: {value.dtype} has no residual; it is kept for bfloat16 and float16 outputs")
+    spacing = (bits & 0x7C00).view(torch.float16).to(torch.float32).clamp_(min=2.0**-14).mul_(2.0**-10)
     return spacing.masked_fill_(~torch.isfinite(value), 0.0)
 
 
 def encode_residual(exact: Tensor, rounded: Tensor) -> Tensor:
-    """``int8(round((exact - rounded) / ulp(rounded) * 254))``: FP32 ``exact`` and its 16-bit rounding, one byte each.
+    """What rounding FP32 ``exact`` to ``rounded`` lost, in 254ths of an ulp, int8, any shape.
 
-    Zero where the ulp counts as 0, so that decoding never makes a finite value infinite or an infinite one NaN.
+    FP16: ``round((exact - rounded) / ulp(rounded) * 254)``. BF16: the same of the distance between the bit patterns of
+    ``exact`` and ``rounded`` as FP32, which counts away from zero; where a rounding reaches the next power of two the
+    step stays that of ``exact``. Zeros, infinities and NaN have a residual of 0 or one that decoding ignores. Raises
+    TypeError where ``rounded`` is neither.
     """
-    spacing = ulp(rounded)
-    steps = (exact - rounded).div_(spacing).mul_(RESIDUAL_STEPS).round_().clamp_(-127, 127)
-    return steps.masked_fill_(spacing == 0, 0.0).to(torch.int8)
+    if rounded.dtype == torch.bfloat16:
+        distance = exact.view(torch.int32) - rounded.to(torch.float32).view(torch.int32)
+        steps = (distance * (RESIDUAL_STEPS / 2.0**16)).round_()
+    elif rounded.dtype == torch.float16:
+        steps = (exact - rounded).div_(_fp16_ulp(rounded)).mul_(RESIDUAL_STEPS).round_().nan_to_num_(0.0)
+    else:
+        raise TypeError(f"{rounded.dtype} has no residual; it is kept for bfloat16 and float16 outputs")
+    return steps.clamp_(-127, 127).to(torch.int8)
 
 
 def decode_residual(rounded: Tensor, residual: Tensor) -> Tensor:
-    """FP32 ``rounded + residual * ulp(rounded) / 254``: the output before its rounding, to 1/508 of an ulp."""
-    return (ulp(rounded) * residual).mul_(1.0 / RESIDUAL_STEPS).add_(rounded)
+    """FP32: the output before its rounding, to 1/508 of an ulp, from the 16-bit output and its residual."""
+    if rounded.dtype == torch.bfloat16:
+        bits = rounded.to(torch.float32).view(torch.int32)
+        return (bits + residual.to(torch.int32) * BITS_PER_STEP).view(torch.float32)
+    return (_fp16_ulp(rounded) * residual).mul_(1.0 / RESIDUAL_STEPS).add_(rounded)

@@ -20,8 +20,8 @@ class AttentionArguments:
 
     The scores: x = score(scale * q.k) in the grammar of precisionpass.score; x = softcap * tanh(x / softcap); x clipped
     to +-logit_clip_max ("hard", or "tanh" of it); S = x + bias; -inf where mask is False or causality and the window
-    exclude. A sink is one more logit of a row, with a value of zero. Dropout keeps P where
-    ``rand(seed, position) >= dropout_p`` (reference/dropout.py); the normaliser does not see it.
+    exclude. A sink is one more logit of a row, with a value of zero. Dropout keeps P by seed and position
+    (reference/dropout.py); the normaliser does not see it.
 
     normaliser: "rounded" divides by the sum of the rounded P that multiplies V, "float32" by that of P. delta:
     "residual" takes rowsum dO * O from the output before rounding (with save_residual; without one it recomputes),
@@ -100,9 +100,14 @@ class AttentionArguments:
         return left, right
 
     @property
+    def dropped_share(self) -> float:
+        """dropout_p in the steps of 2^-16 that the stream has (reference/dropout.py)."""
+        return round(self.dropout_p * 2**16) / 2**16
+
+    @property
     def keep_scale(self) -> float:
-        """What a kept probability is multiplied by under dropout: 1 / (1 - p), 0 where p is 1."""
-        return 0.0 if self.dropout_p >= 1.0 else 1.0 / (1.0 - self.dropout_p)
+        """What a kept probability is multiplied by under dropout: 1 / (1 - dropped_share), 0 where that is 1."""
+        return 0.0 if self.dropped_share >= 1.0 else 1.0 / (1.0 - self.dropped_share)
 
 
 @dataclass(frozen=True)

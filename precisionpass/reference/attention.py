@@ -112,10 +112,10 @@ def dropout_mask(arguments: AttentionArguments, block: Block) -> Tensor | None:
         return None
     _, heads, queries, _ = arguments.q.shape
     device = arguments.q.device
-    parts = (block.batch, block.heads, block.rows, block.keys)
-    batch, head, row, key = (torch.arange(part.start, part.stop, device=device) for part in parts)
-    row_number = ((batch[:, None] * heads + head)[..., None] * queries + row)[..., None]
-    return keep_mask(arguments.seed, arguments.dropout_p, row_number * arguments.k.shape[2] + key)
+    parts = (block.batch, block.heads, block.rows)
+    batch, head, row = (torch.arange(part.start, part.stop, device=device) for part in parts)
+    row_number = (batch[:, None] * heads + head)[..., None] * queries + row
+    return keep_mask(arguments.seed, arguments.dropped_share, row_number, block.keys, arguments.k.shape[2])
 
 
 def _probabilities(

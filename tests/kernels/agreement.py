@@ -42,7 +42,7 @@ def lse_error(found: Tensor, truth: Oracle) -> float:
 
 def log_sum_unit(arguments: AttentionArguments) -> float:
     """What the log-sum-exp is held to, over (|lse| + 10): FP32's rounding, or that of P where it is P's rounded sum."""
-    return ROUNDING[arguments.q.dtype] / 10 if arguments.keeps_residual and arguments.q.shape[3] <= 64 else 2.0**-20
+    return ROUNDING[arguments.q.dtype] / 10 if arguments.keeps_residual else 2.0**-20
 
 
 def disagreements(case, dtype: torch.dtype, device: str = "cpu") -> dict[str, float]:

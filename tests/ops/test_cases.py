@@ -90,8 +90,8 @@ def test_5_large_queries_and_keys_are_not_rounded_to_16_bits(dtype):
     output, _, lse, _, _ = attention(q, k, v, scale=scale)
     truth, exact, _, _ = eager(*(part.double() for part in (q, k, v)), scale=scale)
     assert float(exact.max()) > 7000
-    # FP32 sums of 128 products around 8000 are right to about 2e-3, and so is each P.
-    assert float((lse - exact).abs().max()) < 4e-3
+    # An FP32 sum of 128 products around 8000 errs by sqrt(128) roundings of 2^-24 * 8000 or so, and so does P.
+    assert float((lse - exact).abs().max()) < 2 * math.sqrt(128) * 2.0**-24 * 8000
     torch.testing.assert_close(output.double(), truth, rtol=0, atol=4 * 2.0**-8 if dtype == torch.bfloat16 else 1.2e-2)
 
 
@@ -131,7 +131,8 @@ def test_13_shared_key_heads_at_width_256_with_outlier_channels(dtype, causal):
     output = attention(*tensors, scale=1 / 16, causal=causal, save_residual=True)[0]
     truth = eager(*wide, scale=1 / 16, allowed=allowed)[0]
     upstream = draw(dtype, truth.shape, seed=5)[0]
-    limit = 3 * torch.finfo(dtype).eps / 2 if dtype in SIXTEEN else 2e-6
+    # In FP32 a score is a sum of 256 products with outliers: 64 roundings of 2^-24 leave room for any order.
+    limit = 3 * torch.finfo(dtype).eps / 2 if dtype in SIXTEEN else 64 * 2.0**-24
     got = (output, *torch.autograd.grad(output, tensors, upstream))
     known = (truth, *torch.autograd.grad(truth, wide, upstream.double()))
     for one, two in zip(got, known, strict=True):

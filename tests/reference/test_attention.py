@@ -134,8 +134,8 @@ def test_a_boolean_score_input():
 @pytest.mark.parametrize(("kind", "place"), [("softmax", 2), ("dropped", 3)])
 @pytest.mark.parametrize("delta", ["residual", "recompute"])
 def test_gradients_through_output_lse_and_probabilities_under_dropout(dtype, kind, place, delta):
-    seed = torch.tensor([1234])
-    kept = keep_mask(seed, 0.3, torch.arange(2 * 4 * 9 * 11).view(2, 4, 9, 11))
+    seed, share = torch.tensor([1234]), round(0.3 * 2**16) / 2**16
+    kept = keep_mask(seed, share, torch.arange(2 * 4 * 9).view(2, 4, 9), slice(0, 11), 11)
     settings = {
         "dropout_p": 0.3,
         "probabilities": kind,
@@ -146,7 +146,7 @@ def test_gradients_through_output_lse_and_probabilities_under_dropout(dtype, kin
     seen = band(9, 11, "bottom_right", -1, -1)
     compare(
         lambda q, k, v, sinks: attention(q, k, v, None, None, sinks, None, seed, **settings),
-        lambda q, k, v, sinks: eager(q, k, v, sinks=sinks, allowed=seen, kept=kept, keep_scale=1 / 0.7),
+        lambda q, k, v, sinks: eager(q, k, v, sinks=sinks, allowed=seen, kept=kept, keep_scale=1 / (1 - share)),
         draw(dtype, (2, 4, 9, 8), (2, 2, 11, 8), (2, 2, 11, 8), (1, 4, 1, 1)),
         probabilities=place,
     )
