@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from precisionpass.backend import Backend, checked_inner, compile_in_place, complain_of_unmatched
+from precisionpass.backend import Backend, checked_inner, compile_in_place, watched
 from precisionpass.capture import dry_run
+from precisionpass.complaints import complain_of_unmatched
 from precisionpass.errors import PrecisionPassError
 from precisionpass.review.report import Report
 from precisionpass.rules import load
@@ -53,7 +54,9 @@ def compile(model: Callable, rules: Any = "stable-bf16", *, review: str | os.Pat
     model: a module, compiled in place (weight names unchanged) and returned, or a function, for which a compiled one is
     returned. rules: a preset's name, a path, or a list of Rule. review: a folder for the review, written when the model
     is first called. backend, mode, options, fullgraph, dynamic: as in torch.compile.
-    A second call replaces the first. Raises PrecisionPassError for bad rules, before anything is changed.
+    A second call replaces the first. Raises PrecisionPassError for bad rules, before anything is changed. Calling the
+    model raises it where the rules say so: on_refused while a graph is captured, on_unmatched and on_unexpected after
+    the first call.
     """
     for name, value in (("sites", sites), ("actions", actions), ("hooks", hooks)):
         if value is not None:
@@ -72,7 +75,7 @@ def compile(model: Callable, rules: Any = "stable-bf16", *, review: str | os.Pat
         compile_in_place(root, made, **torch_compile_options)
         root.__dict__[_ATTRIBUTE] = Compilation(made, root._compiled_call_impl)
         return root
-    compiled = torch.compile(model, backend=made, **torch_compile_options)
+    compiled = watched(torch.compile(model, backend=made, **torch_compile_options), made)
     compiled.__dict__[_ATTRIBUTE] = Compilation(made)
     return compiled
 

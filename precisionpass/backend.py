@@ -6,7 +6,6 @@ when a new torch moves one of them.
 """
 
 import functools
-import logging
 import os
 import threading
 import types
@@ -18,19 +17,18 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.backends.registry import lookup_backend
-from torch._dynamo.exc import InvalidBackend
+from torch._dynamo.exc import BackendCompilerFailed, InvalidBackend
 from torch._guards import TracingContext
 from torch._inductor import list_mode_options
 from torch._inductor.compile_fx import compile_fx
 
 from precisionpass import cache, pipeline
 from precisionpass.capture import module_names
+from precisionpass.complaints import complain_of_refused, complain_of_unexpected, complain_of_unmatched
 from precisionpass.errors import PrecisionPassError
 from precisionpass.review.expectations import with_rules
 from precisionpass.review.report import Report
 from precisionpass.rules import RuleSet, load
-
-log = logging.getLogger("precisionpass")
 
 # Shadowing patches global tracing state, so one pass runs at a time in a process.
 LOCK = threading.RLock()
@@ -50,6 +48,7 @@ class Backend:
         self.review, self.model = review, model
         self.reports: list[Report] = []
         self.events: list[str] = []
+        self.unchecked = True  # whether the rules have still to be held against the first graphs
 
     def __call__(self, module: fx.GraphModule, inputs, **_):
         report = self.look(module)
@@ -61,7 +60,7 @@ class Backend:
         training = self.model.training if self.model is not None else torch.is_grad_enabled()
         with LOCK:
             report = pipeline.run(module, self.rules, module_names(self.model), training)
-        _complain(report, self.rules)
+        complain_of_refused(report, self.rules)
         self.reports.append(report)
         self._note_recompiles()
         if self.review is not None:
@@ -75,6 +74,14 @@ class Backend:
         except PrecisionPassError as problem:
             self.events.append(f"{problem.what}: {problem.where}: {problem.why}")
             warnings.warn(f"precisionpass: {problem}", stacklevel=2)
+
+    def check(self) -> None:
+        """Hold expectations and rules without a site against the graphs of the first call, once there are any."""
+        if self.reports:
+            self.unchecked = False
+            report = self.report()
+            complain_of_unmatched(report, self.rules)
+            complain_of_unexpected(report, self.rules)
 
     def note_calls(self, calls: list[int]) -> None:
         """Count each site as often as its graph was called: one graph may serve every layer of a class."""
@@ -122,6 +129,28 @@ class Backend:
             warnings.warn("precisionpass: " + event, stacklevel=2)
 
 
+def watched(call: Callable, backend: Backend) -> Callable:
+    """`call`, which torch has compiled through `backend`, as a user meets it.
+
+    PrecisionPassError comes out as it was raised: torch wraps what a backend raises in a BackendCompilerFailed. After
+    the first call that captured something the backend's `check` runs.
+    """
+
+    @functools.wraps(call)
+    def run(*args, **kwargs):
+        try:
+            result = call(*args, **kwargs)
+        except BackendCompilerFailed as failure:
+            if isinstance(failure.inner_exception, PrecisionPassError):
+                raise failure.inner_exception from None
+            raise
+        if backend.unchecked and not torch.compiler.is_compiling():
+            backend.check()
+        return result
+
+    return run
+
+
 def compile_in_place(model: torch.nn.Module, backend: Backend, **options) -> None:
     """`model.compile(backend=...)`, for PyTorch's own layers as well.
 
@@ -131,8 +160,8 @@ def compile_in_place(model: torch.nn.Module, backend: Backend, **options) -> Non
     model.compile(backend=backend, **options)
     if type(model).forward.__module__.startswith("torch.nn."):
         frame = types.FunctionType(_frame.__code__.replace(), _frame.__globals__, "forward")
-        call = functools.partial(torch.compile(frame, backend=backend, **options), model)
-        model._compiled_call_impl = call
+        model._compiled_call_impl = functools.partial(torch.compile(frame, backend=backend, **options), model)
+    model._compiled_call_impl = watched(model._compiled_call_impl, backend)
 
 
 def _frame(model, *args, **kwargs):
@@ -151,31 +180,6 @@ def checked_inner(inner: str | Callable) -> str | Callable:
                                  why=f"it has: {known}", fix="name one of them, or give a callable", code="PP408",
                                  ) from problem  # fmt: skip
     return inner
-
-
-def _complain(report: Report, rules: RuleSet) -> None:
-    """What the rules file says about refused sites: warn, error or keep silent."""
-    refused = [site for site in report.sites if site.decision == "refused"]
-    if not refused or rules.on_refused == "keep":
-        return
-    first = refused[0]
-    what = f"{len(refused)} site(s) that a rule matches cannot be rewritten"
-    if rules.on_refused == "error":
-        raise PrecisionPassError(what, where=first.module or first.source, why=first.message, code="PP402",
-                                 fix="set on_refused: warn, or leave the site out with not_module")  # fmt: skip
-    log.warning("%s, the first at %s: %s", what, first.module or first.source, first.message)
-
-
-def complain_of_unmatched(report: Report, rules: RuleSet) -> None:
-    """What the rules file says about rules without a site: warn, error or keep silent. For a report of every graph."""
-    if not report.unused_rules or rules.on_unmatched == "keep":
-        return
-    what = f"no site is matched by {', '.join(report.unused_rules)}"
-    if rules.on_unmatched == "error":
-        raise PrecisionPassError(what, where=rules.name, code="PP406",
-                                 why="a rule that matches nothing is often a module name that has changed",
-                                 fix="correct its match, or set on_unmatched: warn or keep")  # fmt: skip
-    log.warning("%s", what)
 
 
 def precisionpass(module: fx.GraphModule, inputs, *, options: Mapping[str, Any] | None = None, mode: str | None = None):

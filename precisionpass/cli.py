@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--review", metavar="DIR", help="also write the whole review into this folder")
     explain.add_argument("--json", action="store_true", help="print JSON instead of text")
     explain.add_argument(
-        "--site", metavar="NAME", help="only this module's sites, in full: a name or a pattern such as **.attn"
+        "--site", metavar="NAME", help="only these modules' sites, in full: a name, a pattern, or h.{0-3}.attn"
     )
     explain.set_defaults(command=_explain)
 
@@ -186,15 +186,16 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _only(report: Any, name: str) -> Any:
-    """The report cut down to the modules that a name or pattern matches."""
+    """The report cut down to the modules that a name or pattern matches, folded as the review prints it or not."""
+    from precisionpass.review.folding import unfold
     from precisionpass.rules.nearest import did_you_mean, shown
     from precisionpass.rules.pattern import PatternError, check_pattern, matches
 
     try:
-        pattern = check_pattern(name)
-    except PatternError as error:
+        patterns = [check_pattern(one) for one in ([name] if name.startswith("re:") else unfold(name))]
+    except (PatternError, ValueError) as error:
         raise PrecisionPassError(f"--site {shown(name)} cannot be used: {error}", code="PP126") from None
-    found = report.only(lambda module: matches(pattern, module))
+    found = report.only(lambda module: any(matches(pattern, module) for pattern in patterns))
     if not found.sites and not found.near_misses:
         modules = sorted({record.module for record in (*report.sites, *report.near_misses)})
         listed = ", ".join(modules[:8]) + (f" and {len(modules) - 8} more" if len(modules) > 8 else "")

@@ -21,6 +21,7 @@ MESSAGES = {
     "already_satisfied": "the statistics are already computed in FP32 or better",
     "contradiction": "two rules that both match cannot hold together",
     "unsupported_dtype": "the op computes bf16, fp16, fp32 and fp64 only",
+    "no_kernel": "a rule says implementation: triton, and its kernels need a GPU",
     "probabilities_wanted": "the probabilities are used elsewhere, and a rule says probabilities: never",
     "cannot_be_placed": "the new call cannot be placed in the graph",
 }
@@ -28,7 +29,9 @@ MESSAGES = {
 
 @dataclass(frozen=True)
 class Decision:
-    """What happens at a site. `values`: every setting of its kind; `settings`: those that a rule set, with the rule."""
+    """What happens at a site. `values`: every setting of its kind; `settings`: those that a rule set and that count
+    there, with the rule. `rules`: all that match.
+    """
 
     site: Site
     origin: Origin
@@ -91,8 +94,19 @@ def _decide(captured: Captured, site: Site, rules: RuleSet) -> Decision:
     rule = chosen.rule if chosen else resolved.rules[0] if resolved.rules else ""
     return Decision(
         site, origin, captured.name, action, reason, MESSAGES[reason] + (f": {detail}" if detail else ""), rule,
-        resolved.values(), resolved.settings, resolved.rules, " and ".join(conditions),
+        resolved.values(), _in_force(action, reason, resolved), resolved.rules, " and ".join(conditions),
     )  # fmt: skip
+
+
+# What a site is kept for: no other setting applies to a site that stays as it is.
+_KEPT_FOR = {"rule_keeps": "implementation", "already_satisfied": "statistics"}
+
+
+def _in_force(action: str, reason: str, resolved: Resolved) -> dict[str, Setting]:
+    """The settings that rules set and that count at this site."""
+    if action != "kept":
+        return resolved.settings
+    return {name: setting for name, setting in resolved.settings.items() if name == _KEPT_FOR.get(reason)}
 
 
 def _contradicting(resolved: Resolved) -> str:
@@ -115,11 +129,14 @@ def _action(site: Site, resolved) -> tuple[str, str]:
         only_statistics = not any(
             changes_numbers(n, s.value) for n, s in resolved.settings.items() if n != "statistics"
         )
-        if site.facts["statistics"] in ("fp32", "fp64") and only_statistics and resolved.value("lowering") != "kernel":
+        enough = ("fp64",) if resolved.value("statistics") == "float64" else ("fp32", "fp64")
+        if site.facts["statistics"] in enough and only_statistics and resolved.value("lowering") != "kernel":
             return "kept", "already_satisfied"
     if isinstance(site.operation, Attention):
         if site.facts["dtype"] not in ("bf16", "fp16", "fp32", "fp64"):
             return "refused", "unsupported_dtype"
         if site.operation.probabilities and resolved.value("probabilities") == "never":
             return "refused", "probabilities_wanted"
+        if resolved.value("implementation") == "triton" and site.facts["device"] not in ("cuda", "meta"):
+            return "refused", "no_kernel"
     return "rewritten", "rewritten"

@@ -12,7 +12,7 @@ import torch
 import precisionpass
 from precisionpass import PrecisionPassError, Rule
 from tests.agreement import counts, same, step
-from tests.small_models import Attention, Stack, family
+from tests.small_models import Stack, family
 
 ATTENTION = [Rule(id="mine", match={"op": "attention"}, apply={"implementation": "auto"})]
 
@@ -263,20 +263,6 @@ def test_explain_of_a_compiled_model_leaves_it_compiled():
     assert precisionpass.is_active(model)
     same(step(model, (x,)), expected, 0.0)
     assert precisionpass.report(model).rules_name == "stable-bf16"
-
-
-def test_unmatched_rules_are_heard(tmp_path, caplog):
-    rules = tmp_path / "r.yaml"
-    text = (
-        "version: 1\non_unmatched: {}\n"
-        "rules:\n- id: gone\n  match: {{op: attention, module: no.such}}\n  apply: {{delta: output}}\n"
-    )
-    rules.write_text(text.format("error"))
-    with pytest.raises(PrecisionPassError, match="no site is matched by gone"):
-        precisionpass.explain(Attention(), (torch.randn(2, 5, 32),), rules=rules)
-    rules.write_text(text.format("warn"))
-    assert precisionpass.explain(Attention(), (torch.randn(2, 5, 32),), rules=rules).unused_rules == ("gone",)
-    assert "no site is matched by gone" in caplog.text
 
 
 def test_the_same_report_every_time():

@@ -122,6 +122,12 @@ def test_one_site_is_shown_in_full(explained, capsys):
     assert capsys.readouterr().out == "in full: norm\n"
 
 
+@pytest.mark.parametrize("site", ["model.layers.{0-1}.attn", "re:model.layers.[01]{1}.attn", "**.layers.{1,0}.*"])
+def test_a_site_as_the_review_prints_it(explained, capsys, site):
+    assert explain("my_model.py:plain", "--rules", "off", "--json", "--site", site) == 0
+    assert json.loads(capsys.readouterr().out) == ["model.layers.0.attn", "model.layers.1.attn"]
+
+
 def test_an_expectation_that_fails_is_status_1(explained, capsys):
     explained.report = FakeReport(failed_expectations=("expected 4 attention sites, found 3",))
     assert explain("my_model.py:plain", "--rules", "off", "--json") == 1
@@ -135,6 +141,9 @@ def test_an_expectation_that_fails_is_status_1(explained, capsys):
          'model.layers.1.attn, norm\n  fix: did you mean "norm"?'),
         ("**.zzz", 'PP126 no site lies in the module "**.zzz"\n  why: sites were found in: model.layers.0.attn, '
          'model.layers.1.attn, norm\n  fix: give a module name, or a pattern such as "**.self_attn"'),
+        ("x.{0-3}.y", 'PP126 no site lies in the module "x.{0-3}.y"\n  why: sites were found in: model.layers.0.attn, '
+         'model.layers.1.attn, norm\n  fix: give a module name, or a pattern such as "**.self_attn"'),
+        ("x.{0-99999}", 'PP126 --site "x.{0-99999}" cannot be used: its numbers stand for more than 10000 names'),
         ("a..b", 'PP126 --site "a..b" cannot be used: two dots meet, or a dot is first or last'),
     ],
 )  # fmt: skip

@@ -11,13 +11,6 @@ from precisionpass import PrecisionPassError, pipeline
 from tests.agreement import counts, same, step
 from tests.small_models import Attention, Stack, family
 
-ERROR = """
-version: 1
-on_refused: error
-rules:
-- {id: a, match: {op: [attention, softmax]}, apply: {implementation: auto}}
-"""
-
 
 class State:
     """Everything of a training run that must not change, as bytes and identities."""
@@ -209,31 +202,6 @@ def test_the_models_own_error_is_the_models_own():
         precisionpass.explain(Broken(), (torch.randn(3),))
     with pytest.raises(KeyError, match="mine"):
         precisionpass.compile(Broken(), backend="eager")(torch.randn(3))
-
-
-def test_refused_sites_as_the_rules_say(tmp_path, caplog):
-    """A site that a rule wants and legality forbids: an error only where the file says so."""
-
-    path = tmp_path / "r.yaml"
-    path.write_text(ERROR.replace("implementation: auto", "implementation: auto, probabilities: never"))
-
-    def shown(q, k, v):
-        probabilities = (q @ k.mT).softmax(-1)
-        return probabilities @ v, probabilities
-
-    inputs = tuple(torch.randn(2, 3, 5, 8) for _ in range(3))
-    with pytest.raises(PrecisionPassError) as raised:
-        precisionpass.explain(shown, inputs, rules=path)
-    assert str(raised.value).splitlines()[0] == "PP402 1 site(s) that a rule matches cannot be rewritten"
-    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="PP402") as wrapped:
-        precisionpass.compile(shown, rules=path, backend="eager")(*inputs)
-    assert isinstance(wrapped.value.inner_exception, PrecisionPassError)
-    path.write_text(path.read_text().replace("on_refused: error", "on_refused: warn"))
-    torch._dynamo.reset()
-    compiled = precisionpass.compile(shown, rules=path, backend="eager")
-    assert torch.equal(compiled(*inputs)[1], shown(*inputs)[1])
-    assert "cannot be rewritten" in caplog.text
-    assert [site.decision for site in precisionpass.report(compiled).sites if site.kind == "attention"] == ["refused"]
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.int8, torch.float8_e4m3fn])

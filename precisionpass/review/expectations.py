@@ -13,10 +13,7 @@ def with_rules(report: Report, rules: RuleSet) -> Report:
     failed: list[str] = []
     for expected in rules.expect:
         counted = [
-            site
-            for site in report.sites
-            if expected.op in (None, site.kind)
-            and expected.rule in (None, *(s["rule"] for s in site.settings.values()))
+            site for site in report.sites if expected.op in (None, site.kind) and expected.rule in (None, *site.rules)
         ]
         refused = sum(site.count for site in counted if site.decision == "refused")
         failed += expected.failures(sum(site.count for site in counted), refused)

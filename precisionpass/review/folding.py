@@ -6,6 +6,8 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, product
+from math import prod
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from precisionpass.review.plain import plain
@@ -17,6 +19,8 @@ Record = TypeVar("Record", "SiteRecord", "NearMissRecord")
 
 # Canonical integers only: `01` and numbers of ten and more digits stay text, so that unfolding gives the same name.
 _INTEGER = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,8})(?![0-9])")
+_FOLDED = re.compile(r"\{([0-9]{1,9}(?:-[0-9]{1,9})?(?:,[0-9]{1,9}(?:-[0-9]{1,9})?)*)\}")
+MOST_UNFOLDED = 10_000
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,27 @@ def fold_names(names: Iterable[str]) -> tuple[str, ...]:
         literals = tuple(_INTEGER.split(name))
         patterns.setdefault(literals, set()).add(tuple(int(number) for number in _INTEGER.findall(name)))
     return tuple(_spelled(literals, box) for literals, points in patterns.items() for box in _boxes(points))
+
+
+def unfold(folded: str) -> tuple[str, ...]:
+    """The names that a folded one stands for: h.{0-1,3}.attn -> h.0.attn, h.1.attn, h.3.attn; patterns stay patterns.
+
+    Raises ValueError where there would be more than 10 000 of them.
+    """
+    parts = _FOLDED.split(folded)
+    literals, slots = parts[::2], [_ranges(numbers) for numbers in parts[1::2]]
+    if prod(sum(map(len, ranges)) for ranges in slots) > MOST_UNFOLDED:
+        raise ValueError(f"its numbers stand for more than {MOST_UNFOLDED} names")
+    return tuple(
+        literals[0] + "".join(f"{number}{literal}" for number, literal in zip(box, literals[1:], strict=True))
+        for box in product(*(chain(*ranges) for ranges in slots))
+    )
+
+
+def _ranges(text: str) -> list[range]:
+    """0-1,3 as [range(0, 2), range(3, 4)]."""
+    pairs = [run.partition("-") for run in text.split(",")]
+    return [range(int(first), int(last or first) + 1) for first, _, last in pairs]
 
 
 def fold_integers(numbers: Iterable[int]) -> str:

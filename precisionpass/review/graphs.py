@@ -112,6 +112,7 @@ def _site_record(decision: Decision) -> SiteRecord:
         facts={name: _plain(value) for name, value in site.facts.items()},
         formula=site.formula,
         holds_while=decision.holds_while,
+        rules=decision.rules,
     )
 
 

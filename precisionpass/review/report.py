@@ -52,11 +52,11 @@ class SiteRecord:
     """A place in the model that is attention, a softmax or a norm, and what was decided about it.
 
     module: exact dotted name ("" for the model itself). source: the user's file:line. graph: "0" for the first graph
-    captured, "0.1" for its second child. rule: the id that decided, "" if none. settings: name -> {"value", "rule",
-    "file", "line"}. reason: a stable code ("rewritten" for a rewritten site), message: the same in words.
-    facts: name -> number, bool or text. formula: what the site computes. holds_while: the condition on sizes under
-    which this record holds, "" if always. count: how many sites the record stands for. calls: of one of several equal
-    records, no part of its identity.
+    captured, "0.1" for its second child. rule: the id that decided, "" if none; rules: of all that match, strongest
+    first. settings: those that count there, name -> {"value", "rule", "file", "line"}. reason: a stable code
+    ("rewritten" for a rewritten site), message: the same in words. facts: name -> number, bool or text. formula: what
+    the site computes. holds_while: the condition on sizes under which this record holds, "" if always. count: how many
+    sites the record stands for. calls: of one of several equal records, no part of its identity.
     """
 
     kind: str
@@ -73,6 +73,7 @@ class SiteRecord:
     formula: str = ""
     holds_while: str = ""
     count: int = 1
+    rules: tuple[str, ...] = ()
     calls: Calls | None = field(default=None, compare=False, repr=False)
 
 

@@ -1,7 +1,7 @@
 """Writing into the captured graph: new calls before the place of an old one, and the old ones taken out."""
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import sympy
 import torch
@@ -67,6 +67,20 @@ class Writer:
         self.known[node] = self.call(node.target, *args, **kwargs)  # type: ignore[arg-type]
         return self.known[node]
 
+    def laid_out_as(self, like: fx.Node, node: fx.Node, order: Sequence[int] = ()) -> fx.Node:
+        """`node` in the order of memory that shadow node `like` has, so that views of it stay possible.
+
+        order: the dimensions of `node` from the one of the largest stride on; () where it is contiguous.
+        """
+        want = order_in_memory(like)
+        plain = list(range(len(want)))
+        if want == list(order or plain):
+            return node
+        if want == plain:
+            return self.method("contiguous", node)
+        turned = self.method("contiguous", self.method("permute", node, want))
+        return self.method("permute", turned, [want.index(dim) for dim in plain])
+
     def number(self, expression: sympy.Expr, symbols: Mapping[str, fx.Node]) -> object:
         """A factor as a plain float, or as calls on the graph's own symbolic numbers."""
         if expression.is_Number:
@@ -128,3 +142,9 @@ class Writer:
 
 def _takes_a_part(node: fx.Node) -> bool:
     return node.target is operator.getitem and isinstance(node.args[0], fx.Node)
+
+
+def order_in_memory(node: fx.Node) -> list[int]:
+    """The dimensions from the one of the largest stride on; for today's sizes."""
+    strides = [graph.hint(stride) for stride in graph.value(node).stride()]
+    return sorted(range(len(strides)), key=lambda dim: -strides[dim])

@@ -1,4 +1,4 @@
-"""Every code a rules file or the command line can answer with. Codes are stable: none is reused or renamed."""
+"""Every code of an error or finding. Codes are stable: none is reused or renamed."""
 
 from __future__ import annotations
 
@@ -32,4 +32,14 @@ CODES = {
     "PP203": "lint: a module pattern that matches no module of the model",
     "PP204": "lint: a class pattern that matches no module's class of the model",
     "PP205": "lint: rules that contradict each other wherever one of them matches",
+    "PP301": "the review cannot be written",
+    "PP401": "torch cannot capture the model",
+    "PP402": "a site that a rule matches cannot be rewritten, and the rules say on_refused: error",
+    "PP403": "an argument that this version cannot carry out yet",
+    "PP404": "arguments of compile that exclude each other",
+    "PP405": "a report of a model that precisionpass did not compile",
+    "PP406": "a rule matches no site, and the rules say on_unmatched: error",
+    "PP407": "arguments for the model that are no tuple",
+    "PP408": "a backend that torch does not have",
+    "PP409": "an expectation failed, and the rules say on_unexpected: error",
 }

@@ -82,9 +82,9 @@ class _Linter:
         rule = self.rules[index]
         by: dict[str, Rule] = {}
         for kind in _match(rule).op:
-            wanted = {name for name in _given(rule) if kind in belongs_to(name)}
+            wanted = _set_at(rule, kind)
             for earlier in self.rules[:index]:
-                sets = wanted & set(_given(earlier))
+                sets = wanted & _set_at(earlier, kind)
                 if sets and earlier.origin.file == rule.origin.file and self._covers(earlier, rule, kind):
                     wanted -= sets
                     by[earlier.id] = earlier
@@ -104,7 +104,7 @@ class _Linter:
             for other in self.rules:
                 is_sure = other is rule or self._covers(other, rule, kind)
                 for name, value in _given(other).items():
-                    if kind in _match(other).op and kind in belongs_to(name) and name not in setter:
+                    if kind in _match(other).op and name in _set_at(other, kind) and name not in setter:
                         setter[name] = other if is_sure else None  # None: perhaps this rule, perhaps a later one
                         values |= {name: value} if is_sure else {}
             found = contradiction(values)
@@ -196,6 +196,11 @@ def _match(rule: Rule) -> Match:
 
 def _given(rule: Rule) -> Mapping[str, Any]:
     return rule.apply.given() if rule.apply else {}
+
+
+def _set_at(rule: Rule, kind: str) -> set[str]:
+    """The settings that a rule sets at a site of this kind."""
+    return {name for name, value in _given(rule).items() if kind in belongs_to(name, value)}
 
 
 def _and(parts: Iterable[str]) -> str:

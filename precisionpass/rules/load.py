@@ -252,6 +252,7 @@ def _merged(loaded: _Loaded, name: str) -> RuleSet:
         expect=expect,
         on_unmatched=_first([file.on_unmatched for file in files]),
         on_refused=_first([file.on_refused for file in files]),
+        on_unexpected=_first([file.on_unexpected for file in files]),
     )
 
 

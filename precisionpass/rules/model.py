@@ -177,9 +177,11 @@ class Rule(Checked):
 
 
 def _misplaced(given: Mapping[str, Any], ops: tuple[str, ...]) -> tuple[str, str] | None:
-    for name in given:
-        if not set(belongs_to(name)) & set(ops):
-            return name, f'"{name}" belongs to {or_list(belongs_to(name))}, and the rule matches {or_list(ops)}'
+    for name, value in given.items():
+        owners = belongs_to(name, value)
+        if not set(owners) & set(ops):
+            what = f'"{name}"' if owners == belongs_to(name) else f'{name} "{value}"'
+            return name, f"{what} belongs to {or_list(owners)}, and the rule matches {or_list(ops)}"
     return None
 
 
@@ -244,3 +246,6 @@ class RulesFile(Checked):
         default=None, description="A rule that matched no site: warn, error or keep quiet."
     )
     on_refused: OnTrouble | None = Field(default=None, description="A site that is refused: warn, error or keep quiet.")
+    on_unexpected: OnTrouble | None = Field(
+        default=None, description="An expectation that failed, in compile: warn, error or keep quiet."
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 # name -> what it will do
 NOT_YET_SETTINGS = {
     "autotune": "measuring launch parameters instead of taking them from a table",
-    "prescale": "dividing a row by its largest magnitude before squaring it",
     "matmul": "the format of each matrix product",
     "on_missing_fp8": "what to do where the device has no FP8",
     "kv_cache": "the format of cached keys and values",
@@ -19,8 +18,6 @@ NOT_YET_SETTINGS = {
 NOT_YET_VALUES = {
     ("op", "linear"): "linear layers stay as they are",
     ("implementation", "hopper"): 'write "auto" or "triton"',
-    ("lowering", "inline"): 'write "auto" or "kernel"',
-    ("statistics", "float64"): 'write "float32"; float64 inputs are computed in float64 as they are',
 }
 # preset -> why it cannot be used
 NOT_YET_PRESETS = dict.fromkeys(("fp8-attention", "fp8-linear"), "FP8 has not landed")

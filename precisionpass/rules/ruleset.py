@@ -62,6 +62,7 @@ class RuleSet:
     expect: tuple[Expect, ...] = ()
     on_unmatched: OnTrouble = "warn"
     on_refused: OnTrouble = "warn"
+    on_unexpected: OnTrouble = "warn"
 
     @cached_property
     def digest(self) -> str:
@@ -105,7 +106,7 @@ class RuleSet:
                 continue
             matched.append(rule.id)
             for name, value in rule.apply.given().items():
-                if kind in belongs_to(name) and name not in settings:
+                if kind in belongs_to(name, value) and name not in settings:
                     line = rule.origin.setting_lines.get(name, rule.origin.line)
                     settings[name] = Setting(value, rule.id, rule.origin.file, line)
         return Resolved(kind, dict(sorted(settings.items())), tuple(matched))
@@ -118,6 +119,7 @@ def _digest(rules: RuleSet) -> str:
         "expect": [one.model_dump() for one in rules.expect],
         "on_unmatched": rules.on_unmatched,
         "on_refused": rules.on_refused,
+        "on_unexpected": rules.on_unexpected,
     }
     text = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

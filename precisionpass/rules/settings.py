@@ -67,15 +67,24 @@ class Apply(Checked):
 
     implementation: Literal["auto", "triton", "reference", "keep"] = Field(
         default="auto",
-        description="Who computes the site. auto: the fastest that can. triton: the GPU kernels. reference: plain "
-        "PyTorch, slow and exact, the specification. keep: leave the site as it is.",
+        description="Who computes the site. auto: the fastest that can. triton: the GPU kernels, for attention only. "
+        "reference: plain PyTorch, slow and exact, the specification. keep: leave the site as it is.",
     )
-    lowering: Literal["auto", "kernel"] = Field(
-        default="auto", description="auto: whichever is faster in a whole step. kernel: always an op of its own."
+    lowering: Literal["auto", "inline", "kernel"] = Field(
+        default="auto",
+        description="inline: plain arithmetic in the graph, which the inner backend fuses with its neighbours; not for "
+        "attention. kernel: an op of its own. auto: kernel, in this version.",
     )
     deterministic: bool = Field(default=True, description="Same input, same bits, run after run.")
-    statistics: Literal["float32"] = Field(
-        default="float32", description="The least precision of maxima, sums, means and variances."
+    prescale: bool = Field(
+        default=False,
+        description="Divide a row by its largest magnitude before squaring it, so that no square overflows or vanishes "
+        "(without it FP32 gives 0 from about 1e19 on).",
+    )
+    statistics: Literal["float32", "float64"] = Field(
+        default="float32",
+        description="The least precision of maxima, sums, means and variances. float64: computed inline, to compare "
+        "with; not for attention.",
     )
     normaliser: Literal["rounded", "float32"] = Field(
         default="rounded",
@@ -131,13 +140,20 @@ _ONLY: dict[str, tuple[str, ...]] = dict.fromkeys(
         "probabilities",
     ),
     ATTENTION,
-)
+) | {"prescale": ("rms_norm",)}
+_ROWWISE = ("softmax", "log_softmax", "layer_norm", "rms_norm")
+_ONLY_VALUES = {
+    ("implementation", "triton"): ATTENTION,
+    ("lowering", "inline"): _ROWWISE,
+    ("statistics", "float64"): _ROWWISE,
+}
 _NEVER_NUMERIC = {"implementation", "lowering", "deterministic", "probabilities"}
 
 
-def belongs_to(setting: str) -> tuple[str, ...]:
-    """The ops that have this setting."""
-    return _ONLY.get(setting, OPS)
+def belongs_to(setting: str, value: Any = None) -> tuple[str, ...]:
+    """The ops that have this setting, or this value of it."""
+    only = _ONLY_VALUES.get((setting, value)) if isinstance(value, str) else None
+    return only or _ONLY.get(setting, OPS)
 
 
 def defaults(kind: str) -> dict[str, Any]:
@@ -146,8 +162,8 @@ def defaults(kind: str) -> dict[str, Any]:
 
 
 def changes_numbers(setting: str, value: Any) -> bool:
-    """Whether this setting alone asks for other arithmetic than the model's own (off and same do not)."""
-    return setting not in _NEVER_NUMERIC and value is not None and value != "same"
+    """Whether this setting alone asks for other arithmetic than the model's own (off, false and same do not)."""
+    return setting not in _NEVER_NUMERIC and value not in (None, False, "same")
 
 
 def contradiction(settings: Mapping[str, Any]) -> tuple[str, str, tuple[str, str]] | None:
@@ -155,10 +171,48 @@ def contradiction(settings: Mapping[str, Any]) -> tuple[str, str, tuple[str, str
 
     settings: plain values by name, of one rule or merged over several.
     """
-    if settings.get("row_max_shift") is not None and settings.get("normaliser") == "float32":
-        reason = 'row_max_shift needs normaliser "rounded": a shift with "float32" biases every output'
-        return "normaliser", reason, ("row_max_shift", "normaliser")
-    if settings.get("lowering") == "kernel" and settings.get("implementation") == "reference":
-        reason = 'lowering "kernel" needs a kernel, and implementation "reference" is none'
-        return "lowering", reason, ("lowering", "implementation")
+    for (name, held), (other, values), reason in _TOGETHER:
+        value = settings.get(name)
+        if settings.get(other) in values and (value is not None if held is None else value == held):
+            return other, reason.format(settings[other]), (name, other)
     return None
+
+
+# (a setting and its value; None: any), (another and values it cannot have beside it), why.
+_TOGETHER = (
+    (
+        ("row_max_shift", None),
+        ("normaliser", ("float32",)),
+        'row_max_shift needs normaliser "rounded": a shift with "{}" biases every output',
+    ),
+    (
+        ("implementation", "reference"),
+        ("lowering", ("kernel",)),
+        'lowering "{}" needs a kernel, and implementation "reference" is none',
+    ),
+    (
+        ("lowering", "inline"),
+        ("implementation", ("triton", "reference")),
+        'lowering "inline" leaves no op for implementation "{}" to compute',
+    ),
+    (
+        ("statistics", "float64"),
+        ("lowering", ("kernel",)),
+        'statistics "float64" is computed inline, and lowering "{}" asks for an op',
+    ),
+    (
+        ("statistics", "float64"),
+        ("implementation", ("triton",)),
+        'statistics "float64" is computed inline, and implementation "{}" asks for a kernel',
+    ),
+    (
+        ("lowering", "inline"),
+        ("prescale", (True,)),
+        'prescale is the op\'s, and lowering "inline" leaves none',
+    ),
+    (
+        ("statistics", "float64"),
+        ("prescale", (True,)),
+        'prescale is the op\'s, and statistics "float64" is computed inline',
+    ),
+)

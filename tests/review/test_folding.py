@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precisionpass.review.folding import fold_integers, fold_names, fold_sources, group_records
+from precisionpass.review.folding import fold_integers, fold_names, fold_sources, group_records, unfold
 from tests.review import gpt2
 
 
@@ -36,23 +36,30 @@ def test_names_that_differ_only_in_integers_fold(names, folded):
     assert list(fold_names(names)) == folded
 
 
-def _unfolded(pattern):
-    """Every name a pattern stands for: the reverse of folding, for names without braces of their own."""
-    head, brace, rest = pattern.partition("{")
-    if not brace:
-        return [head]
-    ranges, _, tail = rest.partition("}")
-    numbers = []
-    for part in ranges.split(","):
-        first, _, last = part.partition("-")
-        numbers += range(int(first), int(last or first) + 1)
-    return [f"{head}{number}{end}" for number in numbers for end in _unfolded(tail)]
-
-
 @given(st.sets(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 4))))
 def test_folding_names_loses_and_invents_nothing(points):
     names = [f"a.{i}.b.{j}.c{k}" for i, j, k in points]
-    assert sorted(name for pattern in fold_names(names) for name in _unfolded(pattern)) == sorted(names)
+    assert sorted(name for pattern in fold_names(names) for name in unfold(pattern)) == sorted(names)
+
+
+@pytest.mark.parametrize(
+    ("folded", "names"),
+    [
+        ("h.{0-1,3}.attn", ["h.0.attn", "h.1.attn", "h.3.attn"]),
+        ("**.attn", ["**.attn"]),
+        ("*.{2}.b{0-1}", ["*.2.b0", "*.2.b1"]),
+        ("{a}.{}.{1-}.{-1}.{1,}", ["{a}.{}.{1-}.{-1}.{1,}"]),
+        ("h.{3-1}", []),
+    ],
+)
+def test_what_a_folded_name_stands_for(folded, names):
+    assert list(unfold(folded)) == names
+
+
+@pytest.mark.parametrize("folded", ["{0-999999999}", "{0-99}" * 3, "{1-9999,1-9999}", "{0-9}" * 9000])
+def test_too_many_names_are_refused(folded):
+    with pytest.raises(ValueError, match="more than 10000 names"):
+        unfold(folded)
 
 
 def test_sources_fold_by_file():

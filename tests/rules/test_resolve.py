@@ -117,7 +117,7 @@ def test_expectations_fail_in_sentences(rules):
 settings = st.fixed_dictionaries(
     {},
     optional={
-        "implementation": st.sampled_from(["auto", "triton", "reference"]),
+        "implementation": st.sampled_from(["auto", "reference"]),
         "deterministic": st.booleans(),
         "statistics": st.just("float32"),
         "lowering": st.just("auto"),

@@ -29,8 +29,9 @@ def test_every_key_has_a_description():
 
 def test_every_setting_has_its_default_in_the_schema():
     properties = json.loads(schema_text())["$defs"]["Apply"]["properties"]
+    defaults = {name: value for op in settings.OPS for name, value in settings.defaults(op).items()}
     assert {name: key["default"] for name, key in properties.items()} == {
-        name: "off" if value is None else value for name, value in settings.defaults("attention").items()
+        name: "off" if value is None else value for name, value in defaults.items()
     }
     assert not set(properties) & set(NOT_YET_SETTINGS)
 
@@ -42,9 +43,9 @@ def test_the_words_for_ops_agree():
 
 def test_defaults_by_kind():
     assert settings.defaults("rms_norm") == {
-        "implementation": "auto", "lowering": "auto", "deterministic": True, "statistics": "float32",
+        "implementation": "auto", "lowering": "auto", "deterministic": True, "prescale": False, "statistics": "float32",
     }  # fmt: skip
-    assert set(settings.defaults("attention")) == set(settings.Apply.model_fields)
+    assert set(settings.defaults("attention")) == set(settings.Apply.model_fields) - {"prescale"}
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,8 @@ def test_defaults_by_kind():
         ("statistics", "float32", True), ("delta", "output", True), ("dead_rows", "zero", True),
         ("dead_rows", "same", False), ("logit_clip", None, False), ("implementation", "auto", False),
         ("lowering", "kernel", False), ("deterministic", False, False), ("probabilities", "never", False),
-        ("output_clip", 3.0, True), ("row_max_shift", {"beta": 2.0}, True),
+        ("output_clip", 3.0, True), ("prescale", True, True), ("prescale", False, False),
+        ("row_max_shift", {"beta": 2.0}, True),
     ],
 )  # fmt: skip
 def test_which_settings_change_numbers(name, value, changes):
