@@ -13,15 +13,19 @@ if TYPE_CHECKING:
     from precisionpass.api import compile, explain, is_active, report, rewrite
     from precisionpass.errors import PrecisionPassError
     from precisionpass.rules.model import Match, Rule
+    from precisionpass.sites import Found, Recogniser, default_sites
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Found",
     "Match",
     "PrecisionPassError",
+    "Recogniser",
     "Rule",
     "__version__",
     "compile",
+    "default_sites",
     "explain",
     "is_active",
     "report",
@@ -29,10 +33,13 @@ __all__ = [
 ]
 
 _HOME = {
+    "Found": "precisionpass.sites",
     "Match": "precisionpass.rules.model",
     "PrecisionPassError": "precisionpass.errors",
+    "Recogniser": "precisionpass.sites",
     "Rule": "precisionpass.rules.model",
     "compile": "precisionpass.api",
+    "default_sites": "precisionpass.sites",
     "explain": "precisionpass.api",
     "is_active": "precisionpass.api",
     "report": "precisionpass.api",

@@ -12,6 +12,7 @@ from precisionpass.backend import Backend, checked_inner, compile_in_place, watc
 from precisionpass.capture import dry_run
 from precisionpass.complaints import complain_of_unmatched
 from precisionpass.errors import PrecisionPassError
+from precisionpass.extensions import extensions
 from precisionpass.review.report import Report
 from precisionpass.rules import load
 
@@ -54,23 +55,24 @@ def compile(model: Callable, rules: Any = "stable-bf16", *, review: str | os.Pat
     model: a module, compiled in place (weight names unchanged) and returned, or a function, for which a compiled one is
     returned. rules: a preset's name, a path, or a list of Rule. review: a folder for the review, written when the model
     is first called. backend, mode, options, fullgraph, dynamic: as in torch.compile.
+    sites: recognisers instead of default_sites, usually [*default_sites, mine]. actions: functions of one's own by the
+    name "own.NAME" that a rule gives as implementation.
     A second call replaces the first. Raises PrecisionPassError for bad rules, before anything is changed. Calling the
     model raises it where the rules say so: on_refused while a graph is captured, on_unmatched and on_unexpected after
     the first call.
     """
-    for name, value in (("sites", sites), ("actions", actions), ("hooks", hooks)):
-        if value is not None:
-            raise PrecisionPassError(
-                f"{name}= is not built yet", where="precisionpass.compile", fix=f"leave {name} out", code="PP403"
-            )
-    loaded = load(rules)
+    if hooks is not None:
+        raise PrecisionPassError(
+            "hooks= is not built yet", where="precisionpass.compile", fix="leave hooks out", code="PP403"
+        )
+    loaded, own_parts = load(rules), extensions(sites, actions)
     own = {name: torch_compile_options.pop(name, None) for name in ("mode", "options")}
     if own["mode"] and own["options"]:
         raise PrecisionPassError("mode and options are both given", where="precisionpass.compile",
                                  why="torch.compile takes one of them", fix="leave one out", code="PP404")  # fmt: skip
     root = model if isinstance(model, torch.nn.Module) else None
     folder = None if review is None else os.fspath(review)
-    made = Backend(loaded, checked_inner(backend), review=folder, model=root, **own)
+    made = Backend(loaded, checked_inner(backend), review=folder, model=root, own=own_parts, **own)
     if root is not None:
         compile_in_place(root, made, **torch_compile_options)
         root.__dict__[_ATTRIBUTE] = Compilation(made, root._compiled_call_impl)
@@ -81,10 +83,12 @@ def compile(model: Callable, rules: Any = "stable-bf16", *, review: str | os.Pat
 
 
 def explain(model: Callable, args: tuple = (), kwargs: Mapping[str, Any] | None = None, rules: Any = "stable-bf16",
-            training: bool | None = None, measure: bool = False) -> Report:  # fmt: skip
+            training: bool | None = None, measure: bool = False, *, sites: Any = None,
+            actions: Any = None) -> Report:  # fmt: skip
     """What compile would do to `model` on these arguments, without compiling or running it; works on meta tensors.
 
     training: True or False for a training step or inference, None for the model's own mode and the current grad mode.
+    sites, actions: as in compile.
     Nothing in the model, its gradients or the random number state changes. Raises PrecisionPassError for bad rules and
     for a model that torch cannot capture.
     """
@@ -97,7 +101,7 @@ def explain(model: Callable, args: tuple = (), kwargs: Mapping[str, Any] | None 
         raise PrecisionPassError("args is one tensor, not a tuple of arguments", where="precisionpass.explain",
                                  fix="write explain(model, (x,))", code="PP407")  # fmt: skip
     root = model if isinstance(model, torch.nn.Module) else None
-    backend = Backend(loaded, model=root)
+    backend = Backend(loaded, model=root, own=extensions(sites, actions))
     grad = torch.is_grad_enabled() if training is None else training
     modes = [] if root is None else [(module, module.training) for module in root.modules()]
     with _EXPLAINING, torch.set_grad_enabled(grad):

@@ -26,9 +26,11 @@ from precisionpass import cache, pipeline
 from precisionpass.capture import module_names
 from precisionpass.complaints import complain_of_refused, complain_of_unexpected, complain_of_unmatched
 from precisionpass.errors import PrecisionPassError
+from precisionpass.extensions import NONE, Extensions
 from precisionpass.review.expectations import with_rules
-from precisionpass.review.report import Report
+from precisionpass.review.report import Report, SiteRecord
 from precisionpass.rules import RuleSet, load
+from precisionpass.rules.own import is_own
 
 # Shadowing patches global tracing state, so one pass runs at a time in a process.
 LOCK = threading.RLock()
@@ -38,12 +40,15 @@ class Backend:
     """One compilation's backend and the reports of its graphs.
 
     inner: the name of a backend, or a callable as torch.compile takes it. mode, options: as in torch.compile.
-    review: a folder that is rewritten after each graph, or None. model: whose module names the report uses.
+    review: a folder that is rewritten after each graph, or None. model: whose module names the report uses. own: the
+    user's recognisers and actions. Raises PrecisionPassError where the rules name one that is not there.
     """
 
     def __init__(self, rules: RuleSet, inner: str | Callable = "inductor", *, mode: str | None = None,
                  options: Mapping[str, Any] | None = None, review: str | None = None,
-                 model: torch.nn.Module | None = None):  # fmt: skip
+                 model: torch.nn.Module | None = None, own: Extensions = NONE):  # fmt: skip
+        own.check(rules)
+        self.own = own
         self.rules, self.inner, self.mode, self.options = rules, inner, mode, dict(options or {})
         self.review, self.model = review, model
         self.reports: list[Report] = []
@@ -52,14 +57,14 @@ class Backend:
 
     def __call__(self, module: fx.GraphModule, inputs, **_):
         report = self.look(module)
-        rewrote = any(site.decision == "rewritten" for site in report.sites)
-        return self._compile(module, inputs, rewrote)
+        rewritten = [site for site in report.sites if site.decision == "rewritten"]
+        return self._compile(module, inputs, bool(rewritten), any(map(_by_action, rewritten)))
 
     def look(self, module: fx.GraphModule) -> Report:
         """Run the pass over one captured graph, in place, and note its report."""
         training = self.model.training if self.model is not None else torch.is_grad_enabled()
         with LOCK:
-            report = pipeline.run(module, self.rules, module_names(self.model), training)
+            report = pipeline.run(module, self.rules, module_names(self.model), training, own=self.own)
         complain_of_refused(report, self.rules)
         self.reports.append(report)
         self._note_recompiles()
@@ -103,13 +108,15 @@ class Backend:
         merged = Report(**{**merged.__dict__, "events": (*merged.events, *self.events)})
         return with_rules(merged, self.rules)
 
-    def _compile(self, module: fx.GraphModule, inputs, rewrote: bool):
+    def _compile(self, module: fx.GraphModule, inputs, rewrote: bool, by_action: bool):
         if not callable(self.inner) and self.inner == "inductor":
             patches = {**(list_mode_options(self.mode) if self.mode else {}), **self.options}
             if rewrote:
                 patches.setdefault("emulate_precision_casts", True)  # the model's own casts stay what they are
                 own = patches.get(cache.PASS_OPTION)
                 patches[cache.PASS_OPTION] = cache.IdentityPass(cache.key(self.rules.digest), own)
+            if by_action:
+                patches["force_disable_caches"] = True  # no key can hold all of what a user's function depends on
             return compile_fx(module, inputs, config_patches=patches)
         inner = self.inner if callable(self.inner) else lookup_backend(self.inner)
         extra = {name: value for name, value in (("mode", self.mode), ("options", self.options)) if value}
@@ -127,6 +134,10 @@ class Backend:
             )
             self.events.append(event)
             warnings.warn("precisionpass: " + event, stacklevel=2)
+
+
+def _by_action(site: SiteRecord) -> bool:
+    return is_own(site.settings.get("implementation", {}).get("value"))
 
 
 def watched(call: Callable, backend: Backend) -> Callable:

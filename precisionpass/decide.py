@@ -8,6 +8,7 @@ import torch
 from precisionpass import graph
 from precisionpass.capture import Captured, Origin, holds
 from precisionpass.rules import MissingFact, Resolved, RuleSet, Setting
+from precisionpass.rules.own import is_own
 from precisionpass.rules.predicate import ask, name_of, not_a_truth
 from precisionpass.rules.settings import changes_numbers, contradiction
 from precisionpass.sites.site import Attention, NearMiss, Rowwise, Site
@@ -23,6 +24,7 @@ MESSAGES = {
     "unsupported_dtype": "the op computes bf16, fp16, fp32 and fp64 only",
     "no_kernel": "a rule says implementation: triton, and its kernels need a GPU",
     "probabilities_wanted": "the probabilities are used elsewhere, and a rule says probabilities: never",
+    "action_refuses": "the action of the rule does not compute this site",
     "cannot_be_placed": "the new call cannot be placed in the graph",
 }
 
@@ -44,6 +46,12 @@ class Decision:
     settings: Mapping[str, Setting]
     rules: tuple[str, ...]
     holds_while: str = ""
+
+    @property
+    def own_action(self) -> str:
+        """The action of the user's that computes the site, "" where it is none."""
+        chosen = str(self.values.get("implementation"))
+        return chosen if is_own(chosen) else ""
 
     def refused(self, reason: str, detail: str = "") -> "Decision":
         message = MESSAGES[reason] + (f": {detail}" if detail else "")
@@ -87,7 +95,8 @@ def _decide(captured: Captured, site: Site, rules: RuleSet) -> Decision:
 
     resolved = rules.resolve(site.kind, origin.module, origin.module_class, captured.training, check, says)
     action, reason = _action(site, resolved)
-    detail = _contradicting(resolved) if action == "rewritten" else ""
+    by_action = is_own(resolved.value("implementation"))
+    detail = _contradicting(resolved) if action == "rewritten" and not by_action else ""
     if detail:
         action, reason = "refused", "contradiction"
     chosen = resolved.settings.get("implementation")
@@ -104,9 +113,10 @@ _KEPT_FOR = {"rule_keeps": "implementation", "already_satisfied": "statistics"}
 
 def _in_force(action: str, reason: str, resolved: Resolved) -> dict[str, Setting]:
     """The settings that rules set and that count at this site."""
-    if action != "kept":
-        return resolved.settings
-    return {name: setting for name, setting in resolved.settings.items() if name == _KEPT_FOR.get(reason)}
+    only = "implementation" if is_own(resolved.value("implementation")) else ""
+    if action == "kept":
+        only = _KEPT_FOR.get(reason, "none")
+    return {name: setting for name, setting in resolved.settings.items() if only in ("", name)}
 
 
 def _contradicting(resolved: Resolved) -> str:
@@ -123,6 +133,8 @@ def _action(site: Site, resolved) -> tuple[str, str]:
         return "kept", "no_rule"
     if not resolved.rewrites:
         return "kept", "rule_keeps"
+    if is_own(resolved.value("implementation")):
+        return "rewritten", "rewritten"
     if isinstance(site.operation, Rowwise):
         if graph.dtype(site.operation.x) not in _FLOATING or graph.dtype(site.output) not in _FLOATING:
             return "refused", "unsupported_dtype"

@@ -9,45 +9,48 @@ from torch import fx
 from precisionpass.capture import Captured, captured_graphs
 from precisionpass.decide import decide, origin_of
 from precisionpass.errors import PrecisionPassError
+from precisionpass.extensions import NONE, Extensions
 from precisionpass.review.graphs import GraphResult, place_of, report_of
 from precisionpass.review.report import Report
 from precisionpass.rewriting import rewrite
 from precisionpass.rules import RuleSet
-from precisionpass.shadow import fill_in_examples, holds_anchor, make_shadow
+from precisionpass.shadow import holds_anchor, make_shadow
 from precisionpass.sites import find_sites
 from precisionpass.snapshot import snapshot
 
 log = logging.getLogger("precisionpass")
 
 
-def run(module: fx.GraphModule, rules: RuleSet, modules: Mapping[str, str], training: bool, name: str = "0") -> Report:
+def run(
+    module: fx.GraphModule, rules: RuleSet, modules: Mapping[str, str], training: bool, name: str = "0",
+    own: Extensions = NONE,
+) -> Report:  # fmt: skip
     """Rewrite a captured graph and its child graphs in place as the rules say.
 
-    modules: id of a module, as text, to its exact name. Returns the report of everything done and not done.
+    modules: id of a module, as text, to its exact name. own: the user's recognisers and actions. Returns the report of
+    everything done and not done.
     """
     started = time.perf_counter()
     nodes = len(module.graph.nodes)
     if rules.is_off:
         return report_of((), rules, nodes, time.perf_counter() - started)
     graphs = captured_graphs(module, name, modules, training)
-    results = tuple(_one_graph(captured, rules) for captured in graphs)
+    results = tuple(_one_graph(captured, rules, own) for captured in graphs)
     return report_of(results, rules, nodes, time.perf_counter() - started)
 
 
-def _one_graph(captured: Captured, rules: RuleSet) -> GraphResult:
+def _one_graph(captured: Captured, rules: RuleSet, own: Extensions) -> GraphResult:
     """All of it or nothing: an error of ours costs coverage, never the user's run, and the graph is as it was."""
-    if not holds_anchor(captured.module):
+    if not own.kinds and not holds_anchor(captured.module):
         return GraphResult(captured)
     as_it_was = snapshot(captured.module)
     try:
         shadow = make_shadow(captured.module)
-        sites, near_misses = find_sites(shadow)
+        sites, near_misses = find_sites(shadow, own.sites)
         decisions = decide(captured, sites, rules)
         missed = tuple((miss, origin_of(captured, miss)) for miss in near_misses)
         places = tuple(place_of(decision.site, shadow) for decision in decisions)
-        old = frozenset(captured.module.graph.nodes)
-        rewritten = rewrite(captured, shadow, decisions)
-        fill_in_examples(captured.module, old)
+        rewritten = rewrite(captured, shadow, decisions, own.actions)
     except PrecisionPassError:
         raise
     except Exception as problem:

@@ -10,7 +10,7 @@ tracing context, suppressed guards. `tests/test_shadow.py` says so first when a 
 
 import contextlib
 import logging
-from collections.abc import Container
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -259,20 +259,22 @@ def _fake_mode(module: fx.GraphModule) -> FakeTensorMode | None:
     return None
 
 
-def fill_in_examples(module: fx.GraphModule, old: Container[fx.Node]) -> None:
-    """Give the calls that are not among `old` their example values; AOTAutograd caches no graph where one is missing.
+def fill_in_examples(module: fx.GraphModule, nodes: Iterable[fx.Node], strict: bool = False) -> None:
+    """Give new calls, in their order, their example values; AOTAutograd caches no graph where one is missing.
 
-    Where one cannot be had nothing but the cache is lost.
+    Where one cannot be had nothing but the cache is lost, unless `strict`: then what the call raises is raised.
     """
     with _undisturbed(_fake_mode(module)):
-        for node in module.graph.nodes:
-            if node in old or not all("example_value" in read.meta for read in node.all_input_nodes):
+        for node in nodes:
+            if "example_value" in node.meta or not all("example_value" in read.meta for read in node.all_input_nodes):
                 continue
             args, kwargs = fx.map_arg((node.args, node.kwargs), graph.value)
             call = getattr(args[0], node.target) if node.op == "call_method" else node.target
             try:
                 node.meta["example_value"] = call(*args[node.op == "call_method" :], **kwargs)
-            except Exception as problem:  # noqa: BLE001
+            except Exception as problem:
+                if strict:
+                    raise
                 log.debug("no example value for %s: %s", node.name, problem)
 
 

@@ -39,6 +39,8 @@ def written(part: dict) -> str:
         return ", or ".join(text for option in part["anyOf"] if (text := written(option)))
     if "enum" in part:
         return ", ".join(f"`{value}`" for value in part["enum"])
+    if "pattern" in part and part["pattern"].startswith("^own"):
+        return "`own.NAME`"
     if "const" in part:
         return f"`{part['const']}`"
     if "$ref" in part:

@@ -14,6 +14,7 @@ ARGUMENTS = {
     "01_first_review.py": [],
     "02_train.py": ["--backend", "aot_eager", "--steps", "2"],
     "03_own_rules.py": [],
+    "04_own_site.py": [],
 }
 SAID = {
     "01_first_review.py": [
@@ -22,6 +23,7 @@ SAID = {
         "softmax(QK^T * 0.125, j <= i)",
     ],
     "02_train.py": ["step 2: loss", "rewritten: model.layers.0.self_attn, model.layers.1.self_attn"],
+    "04_own_site.py": ["own.squared_relu x 1", "implementation=own.one_rounding", "norm of a gradient: 78."],
     "03_own_rules.py": ["own_rules.yaml: good", "own_rules:first-layer-as-it-is", "'transformer.h.0.attn': 'kept'"],
 }
 

@@ -7,9 +7,11 @@ import precisionpass.ops  # noqa: F401  (importing it registers the ops)
 from precisionpass.capture import Captured
 from precisionpass.decide import Decision
 from precisionpass.rewriting.attention import write_attention
+from precisionpass.rewriting.own import Actions, write_own
 from precisionpass.rewriting.rowwise import write_rowwise
 from precisionpass.rewriting.writer import CannotPlace, Placed
-from precisionpass.shadow import Shadow
+from precisionpass.shadow import Shadow, fill_in_examples
+from precisionpass.sites.site import Attention, Own
 
 __all__ = ["Placed", "Rewritten", "rewrite"]
 
@@ -26,23 +28,32 @@ class Rewritten:
     placed: Mapping[int, Placed]
 
 
-def rewrite(captured: Captured, shadow: Shadow, decisions: tuple[Decision, ...]) -> Rewritten:
-    """Carry out the decisions. A site whose call has no place is refused, with the reason, and left as it is."""
+def rewrite(
+    captured: Captured, shadow: Shadow, decisions: tuple[Decision, ...], actions: Actions | None = None
+) -> Rewritten:
+    """Carry out the decisions. A site whose call has no place is refused, with the reason, and left as it is.
+
+    actions: the user's, by name. Raises PrecisionPassError where one fails or gives what is not asked for.
+    """
     done, placed = list(decisions), {}
+    old = frozenset(captured.module.graph.nodes)
     for position, decision in enumerate(decisions):
         if decision.action != "rewritten":
             continue
         try:
-            placed[position] = _write(captured, shadow, decision)
+            placed[position] = _write(captured, shadow, decision, actions or {})
         except CannotPlace as problem:
-            done[position] = decision.refused("cannot_be_placed", str(problem))
+            done[position] = decision.refused(problem.reason, str(problem))
+        fill_in_examples(captured.module, (node for node in captured.module.graph.nodes if node not in old))
     if placed:
         captured.module.graph.lint()
         captured.module.recompile()
     return Rewritten(captured, tuple(done), placed)
 
 
-def _write(captured: Captured, shadow: Shadow, decision: Decision) -> Placed:
-    if decision.site.kind == "attention":
-        return write_attention(decision, shadow, captured.wants_gradients)
-    return write_rowwise(decision, shadow)
+def _write(captured: Captured, shadow: Shadow, decision: Decision, actions: Actions) -> Placed:
+    if isinstance(decision.site.operation, Attention):
+        return write_attention(decision, shadow, captured.wants_gradients, actions)
+    if isinstance(decision.site.operation, Own):
+        return write_own(decision, shadow, actions)
+    return write_rowwise(decision, shadow, actions)

@@ -12,7 +12,8 @@ from precisionpass import graph
 from precisionpass.decide import Decision
 from precisionpass.ops.arguments import AttentionArguments
 from precisionpass.rewriting.arrange import Arranger, strides_matter
-from precisionpass.rewriting.writer import Placed, Writer
+from precisionpass.rewriting.own import Actions, call_action
+from precisionpass.rewriting.writer import ActionRefuses, Placed, Writer
 from precisionpass.score import expression
 from precisionpass.shadow import Shadow
 from precisionpass.sites.band import as_arguments
@@ -23,20 +24,26 @@ _SIXTEEN_BIT = (torch.bfloat16, torch.float16)
 _DEFAULTS = {field.name: field.default for field in fields(AttentionArguments)}
 
 
-def write_attention(decision: Decision, shadow: Shadow, wants_gradients: bool) -> Placed:
-    """Replace the site by one call of torch.ops.precisionpass.attention. Raises CannotPlace, the graph as it was."""
+def write_attention(decision: Decision, shadow: Shadow, wants_gradients: bool, actions: Actions) -> Placed:
+    """Replace the site by one call of torch.ops.precisionpass.attention, or of the user's action in its place.
+
+    Raises CannotPlace, the graph as it was.
+    """
     site, operation = decision.site, decision.site.operation
     assert isinstance(operation, Attention)
     writer = Writer(shadow, operation.output)
     try:
-        results = _results(decision, operation, writer, wants_gradients and bool(operation.output.meta.get("grad")))
+        gradients = wants_gradients and bool(operation.output.meta.get("grad"))
+        results = _results(decision, operation, writer, gradients, actions)
         return writer.replace(site.interior, results)
     except Exception:
         writer.undo()
         raise
 
 
-def _results(decision: Decision, operation: Attention, writer: Writer, gradients: bool) -> dict[fx.Node, fx.Node]:
+def _results(
+    decision: Decision, operation: Attention, writer: Writer, gradients: bool, actions: Actions
+) -> dict[fx.Node, fx.Node]:
     axes, dtype = operation.axes, attention_dtype(operation)
     heads = (*operation.kv_heads, *operation.group)
     places = [(shadowed, layout) for o in (operation.q, operation.k, operation.v) for shadowed, layout in o.places]
@@ -59,11 +66,15 @@ def _results(decision: Decision, operation: Attention, writer: Writer, gradients
         device = graph.value(operation.output).device
         inputs["seed"] = writer.call(torch.randint, 0, 2**31 - 1, (1,), dtype=torch.int64, device=device)
         inputs["dropout_p"] = operation.dropout
-    inputs |= settings(decision, operation)
-    if dtype in _SIXTEEN_BIT and gradients and decision.values["delta"] == "residual":
-        inputs["save_residual"] = True
-    call = writer.call(torch.ops.precisionpass.attention.default, q, k, v, **inputs)
-    output = writer.call(operator.getitem, call, 0)
+    call = None
+    if decision.own_action:
+        output = _by_action(decision, operation, writer, actions, [q, k, v], inputs)
+    else:
+        inputs |= settings(decision, operation)
+        if dtype in _SIXTEEN_BIT and gradients and decision.values["delta"] == "residual":
+            inputs["save_residual"] = True
+        call = writer.call(torch.ops.precisionpass.attention.default, q, k, v, **inputs)
+        output = writer.call(operator.getitem, call, 0)
     for node, layout in operation.factors:
         factor = arrange.bring(writer.captured(node), layout, (operation.batch, heads, operation.rows, ()))
         output = writer.call(torch.mul, output, factor)
@@ -78,6 +89,21 @@ def _results(decision: Decision, operation: Attention, writer: Writer, gradients
         for node, layout in operation.probabilities:
             results[node] = writer.cast(arrange.back(probabilities, grid, layout), dtype, graph.dtype(node))
     return results
+
+
+def _by_action(
+    decision: Decision, operation: Attention, writer: Writer, actions: Actions, qkv: list[fx.Node], inputs: dict
+) -> fx.Node:
+    """O from the user's action, which gets what describes the computation and none of the settings."""
+    if operation.probabilities:
+        raise ActionRefuses("the probabilities are used elsewhere, and an action gives none")
+    inputs |= as_arguments(operation.band, operation) or {}
+
+    def like():
+        q, _, v = map(graph.value, qkv)
+        return q.new_empty((*q.shape[:3], v.shape[3]))
+
+    return call_action(writer, decision, actions, qkv, inputs, like)
 
 
 def settings(decision: Decision, operation: Attention) -> dict[str, object]:

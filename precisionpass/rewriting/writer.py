@@ -15,7 +15,15 @@ Placed = Mapping[str, fx.Node]
 
 
 class CannotPlace(Exception):
-    """A site's new call has no place in the graph."""
+    """A site's new call has no place in the graph. reason: of the decision to refuse it."""
+
+    reason = "cannot_be_placed"
+
+
+class ActionRefuses(CannotPlace):
+    """An action of the user's says that it does not compute this site."""
+
+    reason = "action_refuses"
 
 
 class Writer:

@@ -20,7 +20,7 @@ from precisionpass.rules.nearest import or_list, shown
 from precisionpass.rules.pattern import matches
 from precisionpass.rules.proof import follows, never
 from precisionpass.rules.ruleset import RuleSet
-from precisionpass.rules.settings import belongs_to, contradiction
+from precisionpass.rules.settings import contradiction, has
 
 MOST_PROOFS = 5000  # pairs of conditions compared for one rule set
 NEAREST = 3
@@ -200,7 +200,7 @@ def _given(rule: Rule) -> Mapping[str, Any]:
 
 def _set_at(rule: Rule, kind: str) -> set[str]:
     """The settings that a rule sets at a site of this kind."""
-    return {name for name, value in _given(rule).items() if kind in belongs_to(name, value)}
+    return {name for name, value in _given(rule).items() if has(kind, name, value)}
 
 
 def _and(parts: Iterable[str]) -> str:

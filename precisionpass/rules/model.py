@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    WithJsonSchema,
+    WrapValidator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from precisionpass.rules.checked import Checked
@@ -18,9 +26,10 @@ from precisionpass.rules.condition import Condition, parse
 from precisionpass.rules.condition_tree import ConditionError
 from precisionpass.rules.facts import FACTS
 from precisionpass.rules.nearest import or_list
+from precisionpass.rules.own import is_own, own_or, schema_of
 from precisionpass.rules.pattern import PatternError, check_pattern, matches
 from precisionpass.rules.predicate import PredicateField
-from precisionpass.rules.settings import Apply, belongs_to, changes_numbers, contradiction
+from precisionpass.rules.settings import OPS, Apply, belongs_to, changes_numbers, contradiction, has
 
 MOST_RULES = 1000
 
@@ -57,7 +66,8 @@ def _checked_condition(text: str) -> str:
     return text
 
 
-Op = Literal["attention", "softmax", "log_softmax", "layer_norm", "rms_norm"]
+BuiltIn = Literal["attention", "softmax", "log_softmax", "layer_norm", "rms_norm"]
+Op = Annotated[BuiltIn, WrapValidator(own_or), WithJsonSchema(schema_of(OPS))]
 Many = BeforeValidator(_as_tuple)
 OneOrMany = BeforeValidator(_one_or_many)
 Pattern = Annotated[str, AfterValidator(_checked_pattern)]
@@ -81,7 +91,9 @@ class Match(Checked):
     """Which sites a rule is for: those for which every key given here holds."""
 
     op: Annotated[tuple[Op, ...], OneOrMany] = Field(
-        min_length=1, description="The kind of site, or a list of kinds.", json_schema_extra=_show_one_or_many
+        min_length=1,
+        description="The kind of site, or a list of kinds; own.NAME: one that Python code finds.",
+        json_schema_extra=_show_one_or_many,
     )
     module: Annotated[tuple[Pattern, ...], OneOrMany] = Field(
         default=(),
@@ -129,7 +141,7 @@ class Match(Checked):
     @model_validator(mode="after")
     def _facts_exist(self) -> Match:
         for name in self.condition.names if self.condition else ():
-            if not set(FACTS[name].ops) & set(self.op):
+            if not set(FACTS[name].ops) & set(self.op) and not any(map(is_own, self.op)):
                 message = f'no {or_list(self.op)} site has the fact "{name}"; it belongs to {or_list(FACTS[name].ops)}'
                 offset = self.where.find(name) if self.where else 0
                 context = {"message": message, "offset": offset, "at": ("where",)}
@@ -179,17 +191,19 @@ class Rule(Checked):
 def _misplaced(given: Mapping[str, Any], ops: tuple[str, ...]) -> tuple[str, str] | None:
     for name, value in given.items():
         owners = belongs_to(name, value)
-        if not set(owners) & set(ops):
-            what = f'"{name}"' if owners == belongs_to(name) else f'{name} "{value}"'
+        if not any(has(op, name, value) for op in ops):
+            what = f'"{name}"' if name != "implementation" and owners == belongs_to(name) else f'{name} "{value}"'
             return name, f"{what} belongs to {or_list(owners)}, and the rule matches {or_list(ops)}"
     return None
 
 
 def _kept_and_changed(given: Mapping[str, Any]) -> tuple[str, str] | None:
+    chosen = given.get("implementation")
     changing = [name for name, value in given.items() if changes_numbers(name, value)]
-    if given.get("implementation") != "keep" or not changing:
+    if not changing or not (chosen == "keep" or is_own(chosen)):
         return None
-    return changing[0], f'"{changing[0]}" changes the site, and implementation "keep" leaves it as it is'
+    does = "leaves it as it is" if chosen == "keep" else "is all that is done to it"
+    return changing[0], f'"{changing[0]}" changes the site, and implementation "{chosen}" {does}'
 
 
 class Expect(Checked):

@@ -12,7 +12,7 @@ from typing import Any
 from precisionpass.rules.condition import Condition
 from precisionpass.rules.model import Expect, OnTrouble, Rule
 from precisionpass.rules.predicate import Predicate, identity
-from precisionpass.rules.settings import belongs_to, changes_numbers, defaults
+from precisionpass.rules.settings import changes_numbers, defaults, has
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class RuleSet:
                 continue
             matched.append(rule.id)
             for name, value in rule.apply.given().items():
-                if kind in belongs_to(name, value) and name not in settings:
+                if has(kind, name, value) and name not in settings:
                     line = rule.origin.setting_lines.get(name, rule.origin.line)
                     settings[name] = Setting(value, rule.id, rule.origin.file, line)
         return Resolved(kind, dict(sorted(settings.items())), tuple(matched))

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema, WrapValidator
 
 from precisionpass.rules.checked import Checked
+from precisionpass.rules.own import is_own, own_or, schema_of
 
 OPS = ("attention", "softmax", "log_softmax", "layer_norm", "rms_norm")
 ATTENTION = ("attention",)
@@ -28,6 +29,10 @@ def _or_off(schema: dict[str, Any]) -> None:
 
 
 OffIsNone = BeforeValidator(_off_is_none)
+IMPLEMENTATIONS = ("auto", "triton", "reference", "keep")
+Implementation = Annotated[
+    Literal["auto", "triton", "reference", "keep"], WrapValidator(own_or), WithJsonSchema(schema_of(IMPLEMENTATIONS))
+]
 
 
 class RowMaxShift(Checked):
@@ -65,10 +70,11 @@ class GradClip(Checked):
 class Apply(Checked):
     """What to do at the sites a rule matches."""
 
-    implementation: Literal["auto", "triton", "reference", "keep"] = Field(
+    implementation: Implementation = Field(
         default="auto",
         description="Who computes the site. auto: the fastest that can. triton: the GPU kernels, for attention only. "
-        "reference: plain PyTorch, slow and exact, the specification. keep: leave the site as it is.",
+        "reference: plain PyTorch, slow and exact, the specification. keep: leave the site as it is. "
+        "own.NAME: an action passed from Python.",
     )
     lowering: Literal["auto", "inline", "kernel"] = Field(
         default="auto",
@@ -156,8 +162,19 @@ def belongs_to(setting: str, value: Any = None) -> tuple[str, ...]:
     return only or _ONLY.get(setting, OPS)
 
 
+def has(kind: str, setting: str, value: Any = None) -> bool:
+    """Whether sites of this kind have this setting, or this value of it; those of a kind of one's own have only
+    implementation: keep and actions.
+    """
+    if is_own(kind):
+        return setting == "implementation" and value not in ("auto", "triton", "reference")
+    return kind in belongs_to(setting, value)
+
+
 def defaults(kind: str) -> dict[str, Any]:
     """What counts for a site of this kind where no rule says otherwise, as plain data."""
+    if is_own(kind):
+        return {"implementation": "keep"}
     return {name: _plain(value) for name, value in Apply() if kind in belongs_to(name)}
 
 

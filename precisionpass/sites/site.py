@@ -31,6 +31,8 @@ REASONS = {
     "eps_outside_root": "eps is added outside the root",
     "axes_differ": "mean and variance run over different axes",
     "uncentered": "the row is divided by its standard deviation without its mean taken away",
+    "used_elsewhere": "a value inside the site is used elsewhere too",
+    "part_of_other_site": "a site that was recognised earlier holds a part of it",
     "group_norm": "a group norm: statistics over groups of channels",
     "l2_normalise": "a row divided by its length, not by its root mean square",
 }
@@ -101,11 +103,19 @@ class Rowwise:
 
 
 @dataclass(frozen=True)
+class Own:
+    """What a recogniser of the user's found: an action gets `inputs`, nodes or plain values, and gives `output`."""
+
+    inputs: tuple[object, ...]
+    output: fx.Node
+
+
+@dataclass(frozen=True)
 class Site:
-    """A place of the shadow that is attention, a softmax or a norm."""
+    """A place of the shadow that is attention, a softmax, a norm, or of a kind of the user's own."""
 
     kind: str
-    operation: Attention | Rowwise
+    operation: Attention | Rowwise | Own
     interior: frozenset[fx.Node]  # shadow nodes that a rewrite replaces
     facts: Mapping[str, object]
     formula: str

@@ -37,7 +37,8 @@ def test_every_setting_has_its_default_in_the_schema():
 
 
 def test_the_words_for_ops_agree():
-    assert get_args(model.Op) == settings.OPS
+    assert get_args(model.BuiltIn) == settings.OPS
+    assert get_args(get_args(settings.Implementation)[0]) == settings.IMPLEMENTATIONS
     assert all(set(fact.ops) <= set(settings.OPS) for fact in facts.FACTS.values())
 
 
