@@ -5,7 +5,7 @@ import torch
 
 import precisionpass
 from precisionpass import Match, Rule
-from precisionpass.review.expectations import with_expectations
+from precisionpass.review.expectations import with_rules
 from precisionpass.rules import Expect, RuleSet
 from tests.small_models import Attention
 
@@ -54,4 +54,4 @@ def test_expectations_count_the_sites_a_rule_matches_and_not_only_those_it_sets_
     other = Rule(id="shadowed", match=Match(op="attention"), apply={"delta": "output"})
     report = precisionpass.explain(Attention(), (torch.randn(2, 5, 32),), rules=[DELTA, other])
     expected = RuleSet("r", (), (Expect(rule="shadowed", sites=1),))
-    assert with_expectations(report, expected).failed_expectations == ()
+    assert with_rules(report, expected).failed_expectations == ()

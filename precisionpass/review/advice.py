@@ -11,6 +11,8 @@ ADVICE = {
     "unsupported_dtype": "compute this site in BF16, FP16, FP32 or FP64.",
     "probabilities_wanted": "call the model without attention weights (output_attentions=False), or write "
     "probabilities: same.",
+    "no_kernel": "write implementation: auto, or run the model on a GPU.",
+    "action_refuses": "let the action compute this site, or the rule match fewer.",
     "cannot_be_placed": "compute the tensor named before the scores; and please report it, with this review.",
     # near misses of attention
     "no_query_key_product": "the scores would have to be a product of queries and keys. The softmax alone is a site.",
@@ -26,6 +28,9 @@ ADVICE = {
     "grad_mode_changes": "move torch.no_grad() or enable_grad() around the whole attention.",
     "scores_are_broadcast": "give what is added no more dimensions than the scores, or repeat the queries.",
     "layout_not_followed": "mark the size static, or split dimensions by unflatten instead of a reshape.",
+    # near misses of kinds of one's own
+    "used_elsewhere": "let the site begin behind the value that is read elsewhere, or end before it.",
+    "part_of_other_site": "put the recogniser that is to have the node first in sites=.",
     # near misses of norms
     "unbiased_variance": "divide the variance by n: correction=0 (unbiased=False).",
     "partial_norm": "take the statistics over the whole row.",

@@ -16,7 +16,7 @@ from precisionpass.review.plain import shown
 from precisionpass.review.report import SCHEMA_VERSION, NearMissRecord, Report, SiteRecord
 
 _CODE = re.compile(r"graph_[0-9][0-9.]*\.(before|after)\.py")
-_PLAIN = {"str": str, "int": int}
+_PLAIN = {"str": str, "int": int, "tuple[str, ...]": tuple}
 
 
 def load_review(source: str | os.PathLike[str]) -> Report:
@@ -61,6 +61,10 @@ def _record(kind: type, content: object) -> Any:
     required = {one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING}
     if not required <= set(content):
         raise KeyError(f"a record without {sorted(required - set(content))[0]}")
+    rules = content.get("rules", [])
+    if not isinstance(rules, list) or not all(isinstance(rule, str) for rule in rules):
+        raise TypeError("the rules of a record are no list of text")
+    content = content | {"rules": tuple(rules)} if "rules" in content else content
     return kind(**_checked(kind, content))
 
 

@@ -36,6 +36,7 @@ CODES = {
     "PP204": "lint: a class pattern that matches no module's class of the model",
     "PP205": "lint: rules that contradict each other wherever one of them matches",
     "PP301": "the review cannot be written",
+    "PP302": "a folder or file that holds no review of this version",
     "PP401": "torch cannot capture the model",
     "PP402": "a site that a rule matches cannot be rewritten, and the rules say on_refused: error",
     "PP403": "an argument that this version cannot carry out yet",

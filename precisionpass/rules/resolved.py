@@ -29,6 +29,7 @@ def resolved_text(rules: RuleSet) -> str:
         "version: 1",
         f"on_unmatched: {rules.on_unmatched}",
         f"on_refused: {rules.on_refused}",
+        f"on_unexpected: {rules.on_unexpected}",
         "rules:" if rules.rules else "rules: []",
     ]
     for rule in rules.rules:

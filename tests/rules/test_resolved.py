@@ -27,6 +27,7 @@ expect:
   - {op: attention, sites: 12, max_refused: 0}
   - {rule: first, min_sites: 1}
 on_refused: error
+on_unexpected: keep
 """
 
 
