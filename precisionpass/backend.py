@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import fx
+from torch import distributed, fx
 from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.exc import BackendCompilerFailed, InvalidBackend
 from torch._guards import TracingContext
@@ -29,6 +29,7 @@ from precisionpass.errors import PrecisionPassError
 from precisionpass.extensions import NONE, Extensions
 from precisionpass.review.expectations import with_rules
 from precisionpass.review.report import Report, SiteRecord
+from precisionpass.review.trace import tell
 from precisionpass.rules import RuleSet, load
 from precisionpass.rules.own import is_own
 
@@ -53,6 +54,7 @@ class Backend:
         self.review, self.model = review, model
         self.reports: list[Report] = []
         self.events: list[str] = []
+        self.frames: dict[int | None, int] = {}  # torch's number of a piece of code -> its first graph
         self.unchecked = True  # whether the rules have still to be held against the first graphs
 
     def __call__(self, module: fx.GraphModule, inputs, **_):
@@ -67,13 +69,19 @@ class Backend:
             report = pipeline.run(module, self.rules, module_names(self.model), training, own=self.own)
         complain_of_refused(report, self.rules)
         self.reports.append(report)
+        tell(report, len(self.reports) - 1)
         self._note_recompiles()
         if self.review is not None:
             self._save(self.review)
         return report
 
     def _save(self, folder: str) -> None:
-        """Write the review. A run is not stopped for a folder that cannot be written, but it is told."""
+        """Write the review. A run is not stopped for a folder that cannot be written, but it is told.
+
+        Of several processes that train together each has a folder of its own in it.
+        """
+        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+            folder = os.path.join(folder, f"rank_{distributed.get_rank()}")
         try:
             self.report().save(folder)
         except PrecisionPassError as problem:
@@ -123,12 +131,15 @@ class Backend:
         return inner(module, inputs, **extra)
 
     def _note_recompiles(self) -> None:
-        context = TracingContext.try_get()
-        compile_id = getattr(torch._guards.CompileContext.current_compile_id(), "frame_compile_id", 0) if context else 0
+        now = torch._guards.CompileContext.current_compile_id() if TracingContext.try_get() else None
+        times = getattr(now, "frame_compile_id", 0) + 1
         limit = torch._dynamo.config.recompile_limit
-        if compile_id + 1 >= limit:
+        number, first = len(self.reports) - 1, self.frames.setdefault(now and now.frame_id, len(self.reports) - 1)
+        if now is not None and first != number:
+            self.events.append(f"graph {number} is graph {first} compiled again, for other inputs")
+        if times >= limit:
             event = (
-                f"compiled {compile_id + 1} times for different inputs: torch stops at {limit} (recompile_limit) and "
+                f"compiled {times} times for different inputs: torch stops at {limit} (recompile_limit) and "
                 "then runs the model as it is, without the rewrite; mark the changing sizes with dynamic=True or "
                 "mark_dynamic"
             )

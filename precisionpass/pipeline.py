@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import fx
 
@@ -33,10 +34,10 @@ def run(
     started = time.perf_counter()
     nodes = len(module.graph.nodes)
     if rules.is_off:
-        return report_of((), rules, nodes, time.perf_counter() - started)
+        return report_of((), rules, nodes)
     graphs = captured_graphs(module, name, modules, training)
-    results = tuple(_one_graph(captured, rules, own) for captured in graphs)
-    return report_of(results, rules, nodes, time.perf_counter() - started)
+    report = report_of(tuple(_one_graph(captured, rules, own) for captured in graphs), rules, nodes)
+    return replace(report, seconds=time.perf_counter() - started)
 
 
 def _one_graph(captured: Captured, rules: RuleSet, own: Extensions) -> GraphResult:

@@ -51,11 +51,13 @@ def svg(calls: Sequence[Call], label: str, style: str = "call") -> str:
     _place(layers)
     tops = _tops(layers)
     left = min(box.x - box.width / 2 for layer in layers for box in layer) - 2
-    right = max(box.x + box.width / 2 for layer in layers for box in layer) + 2
+    for box in (box for layer in layers for box in layer):
+        box.x -= left
+    width = max(box.x + box.width / 2 for layer in layers for box in layer) + 2
     height = tops[-1] + max(box.height for box in layers[-1]) + 2
     parts = [_edge(box, tops) for layer in layers for box in layer if box.lines]
     parts += [_drawn(box, tops[box.layer]) for layer in layers for box in layer if box.lines]
-    size = f'width="{right - left:.0f}" height="{height:.0f}" viewBox="{left:.1f} 0 {right - left:.1f} {height:.1f}"'
+    size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.1f} {height:.1f}"'
     return f'<svg role="img" aria-label="{escape(label)}" {size}>{"".join(parts)}</svg>'
 
 

@@ -57,7 +57,7 @@ def place_of(site: Site, shadow: Shadow) -> Place:
     return Place(frozenset(filter(None, map(name, site.interior))), (name(site.output),))
 
 
-def report_of(results: Sequence[GraphResult], rules: RuleSet, nodes: int, seconds: float) -> Report:
+def report_of(results: Sequence[GraphResult], rules: RuleSet, nodes: int) -> Report:
     """One report of a captured graph with its child graphs, which come after it in `results`."""
     decisions = [decision for result in results for decision in result.decisions]
     fired = {rule for decision in decisions for rule in decision.rules}
@@ -88,7 +88,6 @@ def report_of(results: Sequence[GraphResult], rules: RuleSet, nodes: int, second
         events=tuple(events),
         graphs=1,
         nodes=nodes,
-        seconds=seconds,
         artifacts=artifacts,
     )
 

@@ -139,8 +139,8 @@ def luminance(colour: str) -> float:
 def test_every_text_colour_has_the_contrast_of_wcag_aa():
     """At least 4.5 : 1 on every background it stands on, light and dark."""
     for theme in re.findall(r"--paper:[^}]*", page(Report())):
-        colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", theme))
+        colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", theme))
         for name in ("ink", "quiet", "rewritten", "refused", "kept", "miss", "link"):
-            for ground in ("paper", "panel", f"{name}-soft" if f"{name}-soft" in colours else "paper"):
+            for ground in ("paper", "panel", "new-soft", f"{name}-soft" if f"{name}-soft" in colours else "paper"):
                 dark, light = sorted((luminance(colours[name]), luminance(colours[ground])))
                 assert (light + 0.05) / (dark + 0.05) >= 4.5, (name, ground)
