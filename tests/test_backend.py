@@ -117,7 +117,7 @@ def test_casts_of_the_users_are_kept_only_where_something_was_rewritten():
     patches = {}
 
     class Spy(Backend):
-        def _compile(self, module, inputs, rewrote):
+        def _compile(self, module, inputs, rewrote, by_action):
             patches[self.rules.name] = rewrote
             return module
 
