@@ -1,4 +1,4 @@
-"""What a user calls: compile, explain, report, is_active."""
+"""What a user calls: compile, explain, rewrite, report, is_active."""
 
 import os
 import threading
@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 
 from precisionpass.backend import Backend, checked_inner, compile_in_place, watched
 from precisionpass.capture import dry_run
 from precisionpass.complaints import complain_of_unmatched
 from precisionpass.errors import PrecisionPassError
+from precisionpass.export import rewritten
 from precisionpass.extensions import extensions
 from precisionpass.review.report import Report
 from precisionpass.rules import load
@@ -119,8 +121,26 @@ def explain(model: Callable, args: tuple = (), kwargs: Mapping[str, Any] | None 
     return found
 
 
-def report(compiled: Callable) -> Report:
-    """The report of every graph that a compiled model or function has captured so far: call it once first."""
+def rewrite(program: ExportedProgram, rules: Any = "stable-bf16", *, review: str | os.PathLike | None = None
+            ) -> ExportedProgram:  # fmt: skip
+    """A new program of torch.export with its sites rewritten as the rules say; `program` stays as it is.
+
+    report(...) of the new program says what was done. It runs, saves and loads wherever precisionpass is installed:
+    `import precisionpass.ops` before loading one. Raises PrecisionPassError for bad rules or another kind of program.
+    """
+    loaded = load(rules)
+    backend = Backend(loaded, review=None if review is None else os.fspath(review))
+    made = rewritten(program, backend)
+    complain_of_unmatched(backend.report(), loaded)
+    made.__dict__[_ATTRIBUTE] = Compilation(backend)
+    return made
+
+
+def report(compiled: Callable | ExportedProgram) -> Report:
+    """The report of every graph that a compiled model or function has captured so far: call it once first.
+
+    Of a program that `rewrite` made: what was done to it.
+    """
     return _compilation(compiled).backend.report()
 
 
@@ -134,7 +154,7 @@ def is_active(model: Callable) -> bool:
     )
 
 
-def _compilation(compiled: Callable) -> Compilation:
+def _compilation(compiled: Callable | ExportedProgram) -> Compilation:
     found = getattr(compiled, "__dict__", {}).get(_ATTRIBUTE)
     if not isinstance(found, Compilation):
         raise PrecisionPassError("this model was not compiled by precisionpass", where="precisionpass.report",

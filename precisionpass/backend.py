@@ -62,11 +62,15 @@ class Backend:
         rewritten = [site for site in report.sites if site.decision == "rewritten"]
         return self._compile(module, inputs, bool(rewritten), any(map(_by_action, rewritten)))
 
-    def look(self, module: fx.GraphModule) -> Report:
-        """Run the pass over one captured graph, in place, and note its report."""
-        training = self.model.training if self.model is not None else torch.is_grad_enabled()
+    def look(self, module: fx.GraphModule, training: bool | None = None, guarded: bool = True) -> Report:
+        """Run the pass over one captured graph, in place, and note its report.
+
+        training: None for the model's own mode. guarded: whether torch checks later what is assumed of sizes.
+        """
+        if training is None:
+            training = self.model.training if self.model is not None else torch.is_grad_enabled()
         with LOCK:
-            report = pipeline.run(module, self.rules, module_names(self.model), training, own=self.own)
+            report = pipeline.run(module, self.rules, module_names(self.model), training, guarded, self.own)
         complain_of_refused(report, self.rules)
         self.reports.append(report)
         tell(report, len(self.reports) - 1)

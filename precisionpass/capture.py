@@ -6,64 +6,79 @@ cannot be captured. `tests/test_capture.py` says so first when a new torch moves
 """
 
 import contextlib
-import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import sympy
 import torch
 from torch import fx
 from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.utils import get_compilation_metrics
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, guard_or_false
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, guard_or_false, statically_known_true
 from torch.utils._pytree import tree_map
 
 from precisionpass import fast_paths, graph
 from precisionpass.errors import PrecisionPassError
+from precisionpass.origin import Origin, owner_before, readable, shared_modules, short_path, source_line
 from precisionpass.preserve import own_copy, restored
 from precisionpass.stand_ins import stand_ins
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_FRAME = re.compile(r'File "([^"]*)", line (\d+)[^\n]*(?:(?=\n *([^\n]*))|)')
+ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast
+EXIT_AUTOCAST = torch.amp.autocast_mode._exit_autocast
 
 torch.compiler.substitute_in_graph(torch.nn.modules.transformer._detect_is_causal_mask)(fast_paths.is_causal_mask)
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Where a site is: exact dotted module name, the module's class, the user's file:line."""
+class Ambient:
+    """What a child graph's calls run under besides what stands in it: (device type, dtype, enabled), and the grad mode.
 
-    module: str
-    module_class: str
-    source: str
+    `gradients`: None for the mode that compilation runs in.
+    """
+
+    autocasts: tuple[tuple[str, torch.dtype | None, bool], ...] = ()
+    gradients: bool | None = None
+
+
+NOTHING_AROUND = Ambient()
 
 
 @dataclass(frozen=True)
 class Captured:
-    """One captured graph. `name`: "0", or "0.1" for a child. `modules`: id of a module, as text -> its exact name."""
+    """One captured graph. `name`: "0", or "0.1" for a child. `modules`: id of a module, as text -> its exact name.
+
+    `guarded`: whether torch checks what is assumed of symbolic sizes at every call, as Dynamo does and export does not.
+    `frame`: name and class of the module whose function is captured, where it is known.
+    """
 
     module: fx.GraphModule
     name: str
     modules: Mapping[str, str]
     training: bool
+    guarded: bool = True
+    ambient: Ambient = NOTHING_AROUND
+    frame: tuple[str, str] = ("", "")
 
     def origin(self, nodes: Sequence[fx.Node]) -> Origin:
         """The innermost module that all of the nodes belong to, and the line of the last one that has one.
 
-        After a graph break the nodes know no module: then it is the one whose parameters the nodes read.
+        After a graph break the nodes know no module: then it is the one whose parameters the nodes read, or the one
+        whose function it is.
         """
         stacks = [tuple(stack.items()) for node in nodes if (stack := node.meta.get("nn_module_stack"))]
-        common = _common(stacks)
+        common = shared_modules(stacks)
         traces = [trace for node in nodes if (trace := node.meta.get("stack_trace"))]
         if not common:
-            return Origin(self._owner(nodes), "", _source(traces))
+            owner = self._owner(nodes)
+            return Origin(*((owner, "") if owner else self.frame), source_line(traces))
         key, (path, module_class) = common[-1]
         name = self.modules.get(str(key).split("@")[0])
         return Origin(
-            _readable(path) if name is None else name,
-            getattr(module_class, "__name__", str(module_class)),
-            _source(traces),
+            readable(path) if name is None else name,
+            getattr(module_class, "__name__", str(module_class).rpartition(".")[2]),
+            source_line(traces),
         )
 
     def _owner(self, nodes: Sequence[fx.Node]) -> str:
@@ -75,7 +90,7 @@ class Captured:
         while pending:
             inputs = pending.pop().all_input_nodes
             held = [n for n in inputs if n.meta.get("parameter") in self.modules]
-            owners |= {_before(self.modules[n.meta["parameter"]], _readable(n.meta["path"])) for n in held}
+            owners |= {owner_before(self.modules[n.meta["parameter"]], readable(n.meta["path"])) for n in held}
             fresh = [] if held else [n for n in inputs if n not in seen]
             seen.update(fresh)
             pending += fresh
@@ -100,6 +115,15 @@ class Captured:
         hint = size.xreplace(known)
         return environment.create_symintnode(size, hint=int(hint) if hint.is_number else None)
 
+    def holds(self, condition) -> bool:
+        """Today's truth of a condition on sizes: another size that changes it compiles again.
+
+        Without guards only what holds for every size is true.
+        """
+        if isinstance(condition, bool):
+            return condition
+        return guard_or_false(condition) if self.guarded else statically_known_true(condition)
+
     def _shape_env(self) -> ShapeEnv | None:
         for node in self.module.graph.nodes:
             value = graph.value(node)
@@ -110,20 +134,58 @@ class Captured:
         return None
 
 
-def holds(condition) -> bool:
-    """Today's truth of a condition on sizes, guarded: another size that changes it compiles again."""
-    return bool(condition) if isinstance(condition, bool) else guard_or_false(condition)
-
-
 def captured_graphs(
-    module: fx.GraphModule, name: str, modules: Mapping[str, str], training: bool
+    module: fx.GraphModule, modules: Mapping[str, str], training: bool, guarded: bool = True
 ) -> tuple[Captured, ...]:
-    """The graph and its child graphs (checkpoint bodies, branches), each on its own."""
-    own = [Captured(module, name, modules, training)]
-    children = [child for _, child in sorted(module.named_children()) if isinstance(child, fx.GraphModule)]
-    for position, child in enumerate(children):
-        own += captured_graphs(child, f"{name}.{position}", modules, training)
-    return tuple(own)
+    """The graph and its child graphs (checkpoint bodies, branches), each on its own.
+
+    A child that is called under different autocast or gradient modes is left out: one graph cannot serve both.
+    """
+    return tuple(_with_children(Captured(module, "0", modules, training, guarded, frame=_frame(modules))))
+
+
+def _frame(modules: Mapping[str, str]) -> tuple[str, str]:
+    """Name and class of the module in the frame that Dynamo is at: its `self`, or the only one that it was given."""
+    try:
+        held = InstructionTranslator.current_tx().f_locals
+    except AttributeError:  # not called from within Dynamo
+        return "", ""
+    given = [held["self"]] if "self" in held else list(held.values())
+    found = {modules[str(id(v))]: type(v).__name__ for v in given if str(id(v)) in modules}
+    return found.popitem() if len(found) == 1 else ("", "")
+
+
+def _with_children(parent: Captured) -> Iterator[Captured]:
+    yield parent
+    children = [(n, child) for n, child in sorted(parent.module.named_children()) if isinstance(child, fx.GraphModule)]
+    around = _ambients(parent) if children else {}
+    for position, (name, child) in enumerate(children):
+        if len(modes := around.get(name, {parent.ambient})) == 1:
+            inside = replace(parent, module=child, name=f"{parent.name}.{position}", ambient=modes.pop())
+            yield from _with_children(inside)
+
+
+def _ambients(parent: Captured) -> dict[str, set[Ambient]]:
+    """For each child graph what it is called under, every call counted."""
+    found: dict[str, set[Ambient]] = {}
+    regions: dict[fx.Node, tuple] = {}
+    gradients = parent.ambient.gradients
+    for node in parent.module.graph.nodes:
+        if node.target is ENTER_AUTOCAST:
+            regions[node] = tuple(node.args[:3])
+        elif node.target is EXIT_AUTOCAST:
+            regions.pop(node.args[0], None)
+        elif node.target is torch._C._set_grad_enabled:
+            gradients = bool(node.args[0])
+        autocasts, inner = (*parent.ambient.autocasts, *regions.values()), gradients
+        if node.target is torch.ops.higher_order.wrap_with_autocast:
+            autocasts += (tuple(node.args[:3]),)
+        elif node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
+            inner = bool(node.args[0])
+        for read in node.all_input_nodes:
+            if read.op == "get_attr":
+                found.setdefault(str(read.target), set()).add(Ambient(autocasts, inner))
+    return found
 
 
 def module_names(model: torch.nn.Module | None) -> dict[str, str]:
@@ -190,7 +252,7 @@ def _not_captured(frames: list) -> list[str]:
     """Where torch.compile broke the graph, or gave up on a whole function, and its reason."""
     found: dict[str, None] = {}
     for frame in frames:
-        where = f"{frame.co_name} ({_short_path(frame.co_filename)}:{frame.co_firstlineno})"
+        where = f"{frame.co_name} ({short_path(frame.co_filename)}:{frame.co_firstlineno})"
         if frame.fail_reason:
             found[f"torch.compile runs {where} as it is, uncaptured: {_why(frame.fail_reason)}"] = None
         for reason in sorted(frame.restart_reasons or ()):
@@ -203,51 +265,3 @@ def _why(reason: str) -> str:
     headline = (reason.strip().splitlines() or [""])[0][:200]
     explained = re.search(r"^\s*Explanation: (.*)$", reason, re.MULTILINE)
     return headline + (f" ({explained[1][:200]})" if explained else "")
-
-
-def _common(stacks: list[tuple]) -> tuple:
-    """The modules, outermost first, that all the stacks begin with."""
-    shared = []
-    for levels in zip(*stacks, strict=False):
-        if any(level[0] != levels[0][0] for level in levels):
-            break
-        shared.append(levels[0])
-    return tuple(shared)
-
-
-def _before(owner: str, path: str) -> str:
-    """`model.layers.0.attn` for the parameter of `model.layers.0.attn.q`, whose path is `q.weight`."""
-    inside = path.rpartition(".")[0]
-    return owner.removesuffix(inside).rstrip(".") if owner.endswith(inside) else ""
-
-
-def _readable(path: str) -> str:
-    """`L['self'].model.layers[0].attn` as `model.layers.0.attn`."""
-    path = re.sub(r"^L\[['\"][^'\"]*['\"]\]", "", path)
-    path = re.sub(r"(?:\._modules|\._parameters)?\[(['\"]?)(.*?)\1\]", r".\2", path)
-    return path.strip(".")
-
-
-def _source(traces: list[str]) -> str:
-    """file:line of the user's innermost frame: below the working directory or site-packages, without machine paths."""
-    return next((source for source, _ in map(user_line, traces) if source), "")
-
-
-def user_line(trace: str) -> tuple[str, str]:
-    """The user's innermost frame of a stack trace: its file:line, and what stands there; both "" if there is none."""
-    frames = [frame for frame in _FRAME.findall(trace) if not frame[0].startswith(_TORCH)]
-    if not frames:
-        return "", ""
-    file, line, text = frames[-1]
-    return f"{_short_path(file)}:{line}", "" if text.startswith('File "') else text
-
-
-def _short_path(file: str) -> str:
-    for part in ("site-packages" + os.sep, "dist-packages" + os.sep):
-        if part in file:
-            return file.split(part, 1)[1]
-    try:
-        inside = os.path.relpath(file)
-    except ValueError:
-        return os.path.basename(file)
-    return os.path.basename(file) if inside.startswith("..") else inside

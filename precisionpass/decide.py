@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from precisionpass import graph
-from precisionpass.capture import Captured, Origin, holds
+from precisionpass.capture import Captured
+from precisionpass.origin import Origin
 from precisionpass.rules import MissingFact, Resolved, RuleSet, Setting
 from precisionpass.rules.own import is_own
 from precisionpass.rules.predicate import ask, name_of, not_a_truth
@@ -19,6 +20,7 @@ MESSAGES = {
     "rewritten": "rewritten",
     "no_rule": "no rule matches this site",
     "rule_keeps": "the matching rules change nothing here",
+    "unused": "nothing reads its result: torch.compile leaves it out",
     "already_satisfied": "the statistics are already computed in FP32 or better",
     "contradiction": "two rules that both match cannot hold together",
     "unsupported_dtype": "the op computes bf16, fp16, fp32 and fp64 only",
@@ -80,7 +82,7 @@ def _decide(captured: Captured, site: Site, rules: RuleSet) -> Decision:
             return False
         if isinstance(truth, bool):
             return truth
-        answer = holds(truth)
+        answer = captured.holds(truth)
         conditions.append(condition.text if answer else f"not ({condition.text})")
         return answer
 
@@ -88,7 +90,7 @@ def _decide(captured: Captured, site: Site, rules: RuleSet) -> Decision:
         answer = ask(predicate, rule, facts, origin.module)
         if not isinstance(answer, bool | torch.SymBool):
             raise not_a_truth(predicate, rule, answer)
-        truth = holds(answer)
+        truth = captured.holds(answer)
         if any(isinstance(fact, torch.SymInt | torch.SymFloat) for fact in facts.values()):
             conditions.append(f"{'' if truth else 'not '}{name_of(predicate)}")
         return truth
@@ -133,6 +135,8 @@ def _action(site: Site, resolved) -> tuple[str, str]:
         return "kept", "no_rule"
     if not resolved.rewrites:
         return "kept", "rule_keeps"
+    if not site.output.meta["live"]:
+        return "kept", "unused"
     if is_own(resolved.value("implementation")):
         return "rewritten", "rewritten"
     if isinstance(site.operation, Rowwise):

@@ -23,19 +23,19 @@ log = logging.getLogger("precisionpass")
 
 
 def run(
-    module: fx.GraphModule, rules: RuleSet, modules: Mapping[str, str], training: bool, name: str = "0",
+    module: fx.GraphModule, rules: RuleSet, modules: Mapping[str, str], training: bool, guarded: bool = True,
     own: Extensions = NONE,
 ) -> Report:  # fmt: skip
     """Rewrite a captured graph and its child graphs in place as the rules say.
 
-    modules: id of a module, as text, to its exact name. own: the user's recognisers and actions. Returns the report of
-    everything done and not done.
+    modules: id of a module, as text, to its exact name. guarded: whether torch checks at every call what is assumed of
+    symbolic sizes. own: the user's recognisers and actions. Returns the report of everything done and not done.
     """
     started = time.perf_counter()
     nodes = len(module.graph.nodes)
     if rules.is_off:
         return report_of((), rules, nodes)
-    graphs = captured_graphs(module, name, modules, training)
+    graphs = captured_graphs(module, modules, training, guarded)
     report = report_of(tuple(_one_graph(captured, rules, own) for captured in graphs), rules, nodes)
     return replace(report, seconds=time.perf_counter() - started)
 
@@ -46,7 +46,7 @@ def _one_graph(captured: Captured, rules: RuleSet, own: Extensions) -> GraphResu
         return GraphResult(captured)
     as_it_was = snapshot(captured.module)
     try:
-        shadow = make_shadow(captured.module)
+        shadow = make_shadow(captured.module, captured.ambient)
         sites, near_misses = find_sites(shadow, own.sites)
         decisions = decide(captured, sites, rules)
         missed = tuple((miss, origin_of(captured, miss)) for miss in near_misses)

@@ -22,17 +22,15 @@ from torch.fx.experimental.proxy_tensor import get_proxy_slot, make_fx, track_te
 from torch.utils._pytree import tree_leaves, tree_map
 
 from precisionpass import fast_paths, graph
+from precisionpass.capture import ENTER_AUTOCAST, EXIT_AUTOCAST, NOTHING_AROUND, Ambient
 
 log = logging.getLogger("precisionpass")
 
-_ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast
-_EXIT_AUTOCAST = torch.amp.autocast_mode._exit_autocast
 _WRITTEN_OUT = {
     torch._transformer_encoder_layer_fwd: fast_paths.encoder_layer,  # pyright: ignore[reportPrivateImportUsage]
     torch._native_multi_head_attention: fast_paths.multi_head_attention,  # pyright: ignore[reportPrivateImportUsage]
 }
-_OPENERS = ("_increment_nesting", "_enter_dual_level")
-_CLOSERS = ("_decrement_nesting", "_exit_dual_level")
+_OPENERS, _CLOSERS = ("_increment_nesting", "_enter_dual_level"), ("_decrement_nesting", "_exit_dual_level")
 
 
 @dataclass(frozen=True)
@@ -44,6 +42,7 @@ class Shadow:
     source: dict[fx.Node, fx.Node]  # shadow node -> the captured node whose whole value it is
     owner: dict[fx.Node, fx.Node]  # shadow node -> the captured call that it is a part of
     opaque: frozenset[fx.Node] = field(default_factory=frozenset)  # captured calls that were not looked into
+    ambient: Ambient = NOTHING_AROUND
 
 
 _ANCHOR_WORDS = ("softmax", "attention", "attn", "encoder_layer", "exp", "norm", "rsqrt", "sqrt", "pow")
@@ -55,7 +54,7 @@ def holds_anchor(module: fx.GraphModule) -> bool:
     return any(word in name for name in names for word in _ANCHOR_WORDS)
 
 
-def make_shadow(module: fx.GraphModule) -> Shadow:
+def make_shadow(module: fx.GraphModule, ambient: Ambient = NOTHING_AROUND) -> Shadow:
     """Lower `module`, a captured graph whose placeholders carry fake example values, to its shadow.
 
     Leaves the grad mode, autocast state, random numbers, guards and tracing context as they were.
@@ -65,7 +64,7 @@ def make_shadow(module: fx.GraphModule) -> Shadow:
     # a metadata change in the graph (t_, resize_) must not reach the captured example values
     inputs = [_detached(x) if isinstance(x, torch.Tensor) and x.dim() else x for x in inputs]
     interpreter = _Shadowing(module)
-    with _undisturbed(_fake_mode(module)):
+    with _undisturbed(_fake_mode(module), ambient):
         traced = make_fx(
             interpreter.run,
             tracing_mode="real",
@@ -79,9 +78,9 @@ def make_shadow(module: fx.GraphModule) -> Shadow:
             argument = captured.meta.get("grapharg")
             node.meta["parameter"] = f"parameter {id(argument.example)}" if argument is not None else "parameter"
             name = getattr(argument, "source", None) and argument.source.name
-            node.meta["path"] = (
-                name() if callable(name) else name or ""
-            )  # L['self']._modules['q']._parameters['weight']
+            # L['self']._modules['q']._parameters['weight']
+            node.meta["path"] = name() if callable(name) else name or ""
+        node.meta |= {key: captured.meta[key] for key in ("parameter", "constant") if key in captured.meta}
     image, source = {}, {}
     names = {n.name: n for n in traced.graph.nodes}
     for captured, value in interpreter.images.items():
@@ -96,7 +95,7 @@ def make_shadow(module: fx.GraphModule) -> Shadow:
                 if isinstance(node, fx.Node):
                     node.meta["used"] = True
     _mark_live(traced)
-    return Shadow(traced.graph, image, source, owner, frozenset(interpreter.opaque))
+    return Shadow(traced.graph, image, source, owner, frozenset(interpreter.opaque), ambient)
 
 
 def _detached(tensor: torch.Tensor) -> torch.Tensor:
@@ -157,10 +156,11 @@ class _Shadowing(fx.Interpreter):
     def _evaluate(self, node: fx.Node):
         name = getattr(node.target, "__name__", str(node.target))
         if node.op == "call_function":
-            if node.target is _ENTER_AUTOCAST:
-                self.autocasts[node] = _enter_autocast(*node.args)
+            if node.target is ENTER_AUTOCAST:
+                self.autocasts[node] = _autocast(*node.args[:3])
+                self.autocasts[node].__enter__()
                 return node
-            if node.target is _EXIT_AUTOCAST:
+            if node.target is EXIT_AUTOCAST:
                 region = self.autocasts.pop(node.args[0], None)
                 if region is not None:
                     region.__exit__(None, None, None)
@@ -174,7 +174,7 @@ class _Shadowing(fx.Interpreter):
         inside = self.depth > 0 or name.endswith(_CLOSERS)
         if node.op == "get_attr":
             return self._attribute(node, self.fetch_attr(node.target))
-        if inside or isinstance(node.target, HigherOrderOperator) or _calls_module(node):
+        if inside or isinstance(node.target, HigherOrderOperator) or node.op == "call_module":
             return self._opaque(node)
         written_out = _WRITTEN_OUT.get(node.target) if node.op == "call_function" else None
         if written_out is not None:
@@ -184,7 +184,7 @@ class _Shadowing(fx.Interpreter):
 
     def _attribute(self, node: fx.Node, held):
         """A module as it is; a tensor that the graph holds (a whole train step holds its parameters) as a fake one."""
-        example = node.meta.get("example_value")
+        example = graph.value(node)
         if not isinstance(held, torch.Tensor) or not isinstance(example, FakeTensor):
             return held
         tracer = _tracer()
@@ -194,7 +194,7 @@ class _Shadowing(fx.Interpreter):
     def _opaque(self, node: fx.Node):
         """Stands for a call that is not looked into: fresh values of the captured shapes, no operations."""
         self.opaque.append(node)
-        example = tree_map(_fresh, node.meta.get("example_value"))
+        example = tree_map(_fresh, graph.value(node))
         if not any(isinstance(leaf, torch.Tensor | torch.SymInt) for leaf in tree_leaves(example)):
             return example
         tracer = _tracer()
@@ -208,10 +208,6 @@ def held_tensor():
 
 def opaque_call():
     """Target of shadow nodes that stand for calls that are not looked into."""
-
-
-def _calls_module(node: fx.Node) -> bool:
-    return node.op == "call_module"
 
 
 def _fresh(leaf):
@@ -244,34 +240,36 @@ def _proxy_name(leaf, tracer) -> str | None:
     return None
 
 
-def _enter_autocast(device, dtype, enabled, cache):
+def _autocast(device: str, dtype: torch.dtype | None, enabled: bool) -> torch.autocast:
     # pre-dispatch tracing records an autocast region without entering it, which gives wrong dtypes
-    region = torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False)
-    region.__enter__()
-    return region
+    return torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False)
 
 
 def _fake_mode(module: fx.GraphModule) -> FakeTensorMode | None:
     for node in module.graph.nodes:
-        for leaf in tree_leaves(node.meta.get("example_value")):
+        for leaf in tree_leaves(graph.value(node)):
             if isinstance(leaf, FakeTensor):
                 return leaf.fake_mode
     return None
 
 
-def fill_in_examples(module: fx.GraphModule, nodes: Iterable[fx.Node], strict: bool = False) -> None:
-    """Give new calls, in their order, their example values; AOTAutograd caches no graph where one is missing.
+def fill_in_examples(
+    module: fx.GraphModule, nodes: Iterable[fx.Node], ambient: Ambient = NOTHING_AROUND, strict: bool = False
+) -> None:
+    """Give new calls, in their order, their example values, under the name that the graph has for them.
 
-    Where one cannot be had nothing but the cache is lost, unless `strict`: then what the call raises is raised.
+    AOTAutograd caches no graph where one is missing, and an exported graph is not valid. `strict`: what a call raises
+    is raised.
     """
-    with _undisturbed(_fake_mode(module)):
+    name = "val" if any("val" in node.meta for node in module.graph.nodes) else "example_value"
+    with _undisturbed(_fake_mode(module), ambient):
         for node in nodes:
-            if "example_value" in node.meta or not all("example_value" in read.meta for read in node.all_input_nodes):
+            if name in node.meta or not all(name in read.meta for read in node.all_input_nodes):
                 continue
             args, kwargs = fx.map_arg((node.args, node.kwargs), graph.value)
             call = getattr(args[0], node.target) if node.op == "call_method" else node.target
             try:
-                node.meta["example_value"] = call(*args[node.op == "call_method" :], **kwargs)
+                node.meta[name] = call(*args[node.op == "call_method" :], **kwargs)
             except Exception as problem:
                 if strict:
                     raise
@@ -279,11 +277,14 @@ def fill_in_examples(module: fx.GraphModule, nodes: Iterable[fx.Node], strict: b
 
 
 @contextlib.contextmanager
-def _undisturbed(fake_mode: FakeTensorMode | None):
+def _undisturbed(fake_mode: FakeTensorMode | None, ambient: Ambient):
     """Tracing must not add guards, consume random numbers, or leave a changed grad mode or tracing context."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
-        stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
+        gradients = torch.is_grad_enabled() if ambient.gradients is None else ambient.gradients
+        stack.enter_context(torch.set_grad_enabled(gradients))
+        for region in ambient.autocasts:
+            stack.enter_context(_autocast(*region))
         if fake_mode is None:
             yield
             return

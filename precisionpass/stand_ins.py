@@ -10,20 +10,23 @@ from precisionpass import graph
 
 
 def stand_ins(module: fx.GraphModule) -> Callable[..., tuple]:
-    """What answers in place of a captured graph: inputs as they are, whole numbers and masks computed (sizes and
-    branches further on may depend on them), zeros for everything else.
+    """What answers in place of a captured graph: inputs as they are, whole numbers, masks and what else no parameter
+    goes into computed (sizes and branches further on may depend on them), zeros for everything else.
     """
     inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
     outputs, examples = _outputs(module), [graph.value(n) for n in module.graph.nodes if n.op == "placeholder"]
-    exact = [o for o in outputs if _is_exact(o)]
+    learned = _learned(module)
+    exact = [o for o in outputs if isinstance(o, fx.Node) and o.op != "placeholder" and _is_exact(o, learned)]
     compute = _only(module, exact)
 
     def answer(*actual) -> tuple:
         today = _sizes_today(examples, actual)
         try:
-            computed = dict(zip(exact, compute(*actual), strict=True)) if exact else {}
+            with torch.no_grad():
+                computed = dict(zip(exact, compute(*actual), strict=True)) if exact else {}
         except RuntimeError:
             computed = {}
+        computed = {n: value.detach().requires_grad_(graph.value(n).requires_grad) for n, value in computed.items()}
         values = dict(zip(inputs, actual, strict=True)) | computed
         return tuple(values[o] if o in values else _zeros(o, today) if isinstance(o, fx.Node) else o for o in outputs)
 
@@ -34,9 +37,25 @@ def _outputs(module: fx.GraphModule) -> list:
     return list(next(n for n in module.graph.nodes if n.op == "output").args[0])
 
 
-def _is_exact(output) -> bool:
-    value = graph.value(output) if isinstance(output, fx.Node) and output.op != "placeholder" else None
-    return isinstance(value, torch.Tensor) and not value.dtype.is_floating_point and not value.dtype.is_complex
+def _is_exact(output: fx.Node, learned: set[fx.Node]) -> bool:
+    value = graph.value(output)
+    whole = isinstance(value, torch.Tensor) and not value.dtype.is_floating_point and not value.dtype.is_complex
+    return whole or (isinstance(value, torch.Tensor) and output not in learned)
+
+
+_PRODUCTS = ("matmul", "bmm", "mm", "einsum", "linear", "conv", "attention", "softmax", "norm")
+
+
+def _learned(module: fx.GraphModule) -> set[fx.Node]:
+    """The nodes that parameters go into, or products and norms: not worth computing for the sizes that they hold."""
+    found: set[fx.Node] = set()
+    for node in module.graph.nodes:
+        name = str(getattr(node.target, "__name__", node.target))
+        product = node.op in ("call_function", "call_method") and any(word in name for word in _PRODUCTS)
+        held = node.op in ("get_attr", "call_module") or isinstance(graph.value(node), torch.nn.Parameter)
+        if product or held or any(n in found for n in node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 def _only(module: fx.GraphModule, wanted: list[fx.Node]) -> fx.GraphModule:

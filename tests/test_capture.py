@@ -9,13 +9,14 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import precisionpass
-from precisionpass.capture import captured_graphs, dry_run, holds, module_names
+from precisionpass.capture import captured_graphs, dry_run, module_names
 from tests.small_models import Stack
 
 PRIVATE = {
     "torch._dynamo.exc": ["BackendCompilerFailed", "TorchDynamoException"],
+    "torch._dynamo.symbolic_convert": ["InstructionTranslator"],
     "torch._dynamo.utils": ["get_compilation_metrics"],
-    "torch.fx.experimental.symbolic_shapes": ["ShapeEnv", "guard_or_false"],
+    "torch.fx.experimental.symbolic_shapes": ["ShapeEnv", "guard_or_false", "statically_known_true"],
     "torch.nn.modules.transformer": ["_detect_is_causal_mask"],
     "torch.utils._pytree": ["tree_map"],
 }
@@ -81,7 +82,7 @@ def test_without_the_model_names_are_read_off_the_path():
     """As with the backend by name."""
     model = Nested()
     (module,) = captured(model, torch.randn(2, 3))
-    (graph,) = captured_graphs(module, "0", module_names(None), True)
+    (graph,) = captured_graphs(module, module_names(None), True)
     names = [graph.origin([node]).module for node in module.graph.nodes if node.op.startswith("call_")]
     assert names == ["items.0.0", "items.1", "by_name.a-b", "by_name.0", "by_name.it's", "items.1", ""]
 
@@ -98,21 +99,21 @@ def test_sources_are_the_users_lines_without_machine_paths():
 def test_wants_gradients(grad, requires):
     with torch.set_grad_enabled(grad):
         (module,) = captured(lambda x: x.softmax(-1), torch.randn(2, 3, requires_grad=requires))
-        (graph,) = captured_graphs(module, "0", {}, True)
+        (graph,) = captured_graphs(module, {}, True)
         assert graph.wants_gradients is (grad and requires)
 
 
 def test_sizes_become_numbers_of_the_captured_environment():
     (module,) = captured(lambda x: x.softmax(-1), torch.randn(4, 6), dynamic=True)
-    (graph,) = captured_graphs(module, "0", {}, True)
+    (graph,) = captured_graphs(module, {}, True)
     size = next(n for n in module.graph.nodes if "softmax" in n.name).meta["example_value"].shape[0]
     expression = size.node.expr
     assert graph.sized(3) == 3
     assert graph.sized("text") == "text"
     doubled = graph.sized(2 * expression)
     assert isinstance(doubled, torch.SymInt)
-    assert holds(doubled == 8)
-    assert not holds(doubled > 8)
+    assert graph.holds(doubled == 8)
+    assert not graph.holds(doubled > 8)
 
 
 def test_a_dry_run_runs_nothing():
@@ -130,6 +131,26 @@ def test_a_dry_run_runs_nothing():
     dry_run(Model(), (torch.ones(2, 3),), {}, graphs.append)
     assert len(graphs) == 2
     assert torch.equal(ran[0], torch.zeros(2, 3))
+
+
+def test_a_dry_run_computes_what_later_sizes_depend_on():
+    """A mask of ones made in one graph gives a length in the next; no parameter goes into it."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(3, 3)
+
+        def forward(self, x):
+            mask, y = torch.ones(x.shape[0], 5), self.inner(x)
+            torch._dynamo.graph_break()
+            seen.append((mask.clone(), y.detach().clone()))
+            return y.softmax(-1)
+
+    seen = []
+    precisionpass.explain(Model(), (torch.ones(7, 3),), rules="watch")
+    ((mask, y),) = seen
+    assert (float(mask.sum()), bool(y.any())) == (35, False)
 
 
 def test_what_torch_cannot_capture_is_said_with_its_reason():

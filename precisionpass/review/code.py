@@ -8,7 +8,8 @@ import torch
 from torch import fx
 
 from precisionpass import graph
-from precisionpass.capture import Captured, user_line
+from precisionpass.capture import Captured
+from precisionpass.origin import user_line
 from precisionpass.review.plain import shown
 from precisionpass.review.spelling import Speller, Unwritable, readable, type_of
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from torch import fx
 
-from precisionpass.capture import Captured, Origin
+from precisionpass.capture import Captured
 from precisionpass.decide import Decision
+from precisionpass.origin import Origin
 from precisionpass.review.code import View, file_of
 from precisionpass.review.files import safe_name
 from precisionpass.review.folding import group_records

@@ -44,7 +44,8 @@ def rewrite(
             placed[position] = _write(captured, shadow, decision, actions or {})
         except CannotPlace as problem:
             done[position] = decision.refused(problem.reason, str(problem))
-        fill_in_examples(captured.module, (node for node in captured.module.graph.nodes if node not in old))
+        new = (node for node in captured.module.graph.nodes if node not in old)
+        fill_in_examples(captured.module, new, captured.ambient)
     if placed:
         captured.module.graph.lint()
         captured.module.recompile()

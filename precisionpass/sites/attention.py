@@ -12,9 +12,10 @@ from precisionpass.sites.anchors import CASTS, SoftmaxAnchor
 from precisionpass.sites.axes import VIEWS, Axes, Layout
 from precisionpass.sites.contraction import Contraction, contraction
 from precisionpass.sites.describe import attention_site
-from precisionpass.sites.legality import check_not_mutated, check_one_grad_mode, outside_users
+from precisionpass.sites.legality import check_not_mutated, check_one_grad_mode, outside_users, users_that_count
 from precisionpass.sites.scores import LONGEST_WALK, Scores, Walk, carriers, walks
 from precisionpass.sites.site import NearMiss, Refused, Site
+from precisionpass.sites.zeroed import Zeroing, exclude, zeroing
 
 _DROPOUT = {aten.dropout, aten.dropout_}
 
@@ -77,6 +78,7 @@ class _Probabilities:
     interior: set[fx.Node] = field(default_factory=set)
     dropout: float = 0.0
     factors: list[tuple[fx.Node, Layout]] = field(default_factory=list)
+    zeroed: list[Zeroing] = field(default_factory=list)
     stages: list[tuple[fx.Node, Layout, bool]] = field(default_factory=list)  # with whether dropout has been applied
 
 
@@ -95,8 +97,18 @@ def _assemble(anchor: SoftmaxAnchor, walk: Walk, writes: tuple[fx.Node, ...]) ->
     keys = axes.finest(scores.layout[anchor.dim])
     probabilities = _Probabilities(anchor.output, scores.layout)
     value = _follow_to_values(probabilities, axes, keys, scores.sink is not None)
+    for each in probabilities.zeroed:
+        exclude(scores, each)
     operation = operands.assemble(
-        axes, entries, product, scores, value, probabilities.layout, tuple(probabilities.factors), keys, anchor.safe
+        axes,
+        entries,
+        product,
+        scores,
+        value,
+        probabilities.layout,
+        tuple(probabilities.factors),
+        keys,
+        anchor.safe or bool(probabilities.zeroed),
     )
     output, closing = (value.node, set()) if not anchor.unnormalised else _divided(value.node, anchor)
     scored = {product.node, *product.inside, *(step for step, _ in walk.steps)}
@@ -121,14 +133,13 @@ def _follow_to_values(p: _Probabilities, axes: Axes, keys: tuple[int, ...], has_
         node, layout, dropped = pending.pop()
         here = paths[node]
         here.stages.append((node, layout, dropped))
-        for user in node.users:
-            if not user.meta["live"]:
-                continue
+        for user in users_that_count(node):
             product = contraction(user) or _summed_product(user)
             if product is not None and node in (product.left, product.right) and product.addend is None:
                 found.append((product if node is product.left else product.swapped(), here, node, layout))
                 continue
-            step = _one_step(user, node, layout, axes, has_sink)
+            zero = zeroing(user, node, layout)
+            step = (layout, None, 0.0) if zero else _one_step(user, node, layout, axes, has_sink)
             if step is None:
                 continue
             if isinstance(step, str):
@@ -144,6 +155,7 @@ def _follow_to_values(p: _Probabilities, axes: Axes, keys: tuple[int, ...], has_
                 here.interior | {user},
                 here.dropout or rate,
                 here.factors + ([factor] if factor else []),
+                here.zeroed + ([zero] if zero else []),
                 here.stages,
             )
             pending.append((user, ahead, dropped or rate > 0))
@@ -154,13 +166,13 @@ def _follow_to_values(p: _Probabilities, axes: Axes, keys: tuple[int, ...], has_
         raise Refused("several_value_products")
     product, here, node, layout = valued[0]
     p.node, p.layout, p.dropout, p.factors = node, layout, here.dropout, here.factors
-    p.interior, p.stages = set(here.interior), here.stages
+    p.interior, p.zeroed, p.stages = set(here.interior), here.zeroed, here.stages
     return product
 
 
 def _summed_product(user: fx.Node) -> Contraction | None:
     """The sum over one dimension of a multiplication with the probabilities."""
-    users = [u for u in user.users if u.meta["live"]]
+    users = users_that_count(user)
     return contraction(users[0]) if graph.packet(user) is aten.mul and len(users) == 1 else None
 
 
@@ -203,7 +215,7 @@ def _fits(node: fx.Node, layout: Layout, axes: Axes) -> bool:
 
 def _divided(output: fx.Node, anchor: SoftmaxAnchor) -> tuple[fx.Node, set[fx.Node]]:
     """The division by the sum that comes after the product with V."""
-    users = [u for u in output.users if u.meta["live"]]
+    users = users_that_count(output)
     if (
         len(users) == 1
         and graph.packet(users[0]) is aten.div
@@ -226,7 +238,7 @@ def _uses_elsewhere(anchor: SoftmaxAnchor, p: _Probabilities, interior: set[fx.N
             stages.add("dropped" if dropped else "softmax")
     if not all(_fits(node, layout, axes) for node, layout in kept):
         raise Refused("probabilities_used_elsewhere", "together with the sink's")
-    if len(stages) > 1 or (kept and (anchor.unnormalised or p.factors)):
+    if len(stages) > 1 or (kept and (anchor.unnormalised or p.factors or p.zeroed)):
         raise Refused("probabilities_used_elsewhere")
     return tuple(kept), stages.pop() if stages else "none"
 

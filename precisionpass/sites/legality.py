@@ -11,6 +11,11 @@ from precisionpass.sites.site import Refused
 _SIZES_ONLY = {aten.sym_size, aten.sym_stride, aten.sym_numel, aten.sym_storage_offset}
 
 
+def users_that_count(node: fx.Node) -> list[fx.Node]:
+    """The users that something comes of; all of them where nothing comes of the node itself."""
+    return [user for user in node.users if user.meta["live"] or not node.meta["live"]]
+
+
 def outside_users(node: fx.Node, interior: Iterable[fx.Node]) -> list[fx.Node]:
     """Users of a node that a rewrite would not replace; asking for a size is no use of the value."""
     return [u for u in node.users if u not in interior and graph.packet(u) not in _SIZES_ONLY and u.meta["live"]]
@@ -23,24 +28,26 @@ def mutations(nodes: Iterable[fx.Node]) -> tuple[fx.Node, ...]:
 
 def check_not_mutated(writes: tuple[fx.Node, ...], reads: Iterable[fx.Node], interior: Iterable[fx.Node]) -> None:
     """No operand may be written to between the moment the model reads it and the site's last node, where the new call
-    reads it, and nothing that the site computes at any time. A view shares the memory of its base, so memories are
-    compared, not nodes. writes: the graph's `mutations`.
+    reads it, and nothing that the site computes before the site's own last use of it. A view shares the memory of its
+    base, so memories are compared, not nodes. writes: the graph's `mutations`.
     """
     interior, reads = set(interior), set(reads)
     writes = tuple(node for node in writes if node not in interior)
     if not writes:
         return
-    first_read: dict[int, fx.Node] = {}
-    for node in interior | reads:
-        readers = [node] if node in interior else [u for u in node.users if u in interior or u in reads]
-        if graph.is_tensor(node) and readers:
-            memory = graph.storage(node)
-            first_read[memory] = min([*readers, *([first_read[memory]] if memory in first_read else [])])
+    first: dict[int, fx.Node] = {}
+    until: dict[int, fx.Node] = {}
     last = max(interior)
+    for node in interior | reads:
+        readers = [u for u in node.users if u in interior or u in reads]
+        if graph.is_tensor(node) and (readers or node in interior):
+            memory = graph.storage(node)
+            first[memory] = min([*([node] if node in interior else readers), first.get(memory, last)])
+            until[memory] = last if node in reads else max(node, *readers, until.get(memory, node))
     for node in writes:
         for written in graph.mutated(node):
-            first = first_read.get(graph.storage(written)) if graph.is_tensor(written) else None
-            if first is not None and first < node < last:
+            memory = graph.storage(written) if graph.is_tensor(written) else None
+            if memory in first and first[memory] < node < until[memory]:
                 raise Refused("mutated_between", written.name)
 
 

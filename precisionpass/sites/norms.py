@@ -12,7 +12,7 @@ from precisionpass import graph
 from precisionpass.sites import moments
 from precisionpass.sites.anchors import CASTS, casts_between, uncast
 from precisionpass.sites.describe import short
-from precisionpass.sites.legality import check_not_mutated, outside_users
+from precisionpass.sites.legality import check_not_mutated, outside_users, users_that_count
 from precisionpass.sites.moments import Moment
 from precisionpass.sites.scores import constant_of
 from precisionpass.sites.site import NearMiss, Refused, Rowwise, Site
@@ -211,7 +211,7 @@ def _next(node: fx.Node) -> tuple[fx.Node | None, list[fx.Node]]:
     """The only live user behind casts, and the casts. None where there are several."""
     casts: list[fx.Node] = []
     while True:
-        users = [u for u in node.users if u.meta["live"]]
+        users = users_that_count(node)
         if len(users) != 1 or "used" in node.meta:
             return None, casts
         if graph.packet(users[0]) not in CASTS:

@@ -211,6 +211,4 @@ def constant_of(node) -> float | int | None:
         values = [constant_of(a) for a in node.args]
         if all(v is not None for v in values):
             return float(node.target(*(torch.tensor(values[0], dtype=torch.float64), *values[1:])))
-    if node.op == "get_attr" and "constant" in node.meta:
-        return node.meta["constant"]
-    return None
+    return node.meta.get("constant")

@@ -204,3 +204,27 @@ def test_queries_keys_and_values_may_be_one_tensor():
         return (x @ x.mT).softmax(-1) @ x
 
     against_eager(call, (torch.randn(2, 3, 5, 8, requires_grad=True),), rewritten={"attention": 1})
+
+
+def test_scores_that_serve_two_attentions_and_are_changed_in_place_for_the_second():
+    """Both directions of a cross attention share their scores; the first has read them when the mask is written."""
+
+    def call(q, k, v, values, mask):
+        scores = (q @ k.mT).clamp(-50000, 50000)
+        back = scores.mT.softmax(-1) @ v
+        scores.masked_fill_(mask, -1e9)
+        return back, scores.softmax(-1) @ values
+
+    q, k, v = qkv()
+    inputs = (*(t.detach() for t in (q, k, v)), torch.randn(2, 3, 5, 8), torch.rand(5, 5) > 0.7)
+    against_eager(call, inputs, training=False, rewritten={"attention": 2})
+
+
+def test_scores_changed_through_a_view_before_the_softmax_reads_them():
+    def call(q, k, v):
+        scores = q @ k.mT
+        seen = scores.mT
+        scores.mul_(2)
+        return seen.softmax(-1) @ v
+
+    against_eager(call, tuple(t.detach() for t in qkv()), training=False)

@@ -59,6 +59,39 @@ def test_dropout_in_a_checkpoint_draws_the_same_mask_again(backend):
     assert counts(precisionpass.report(compiled))["attention"] >= 2
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("inner", [None, torch.bfloat16, False])
+def test_a_checkpoint_within_an_autocast_region(inner, reentrant):
+    """The body's graph stands on its own: it must be read under the region that it is called in."""
+
+    def body(q, k, v):
+        if inner is None:
+            return attend(q, k, v)
+        with torch.autocast("cpu", inner or torch.bfloat16, enabled=bool(inner)):
+            return checkpoint(attend, q, k, v, use_reentrant=reentrant)
+
+    def call(q, k, v):
+        with torch.autocast("cpu", torch.bfloat16):
+            first = checkpoint(body, q, k, v, use_reentrant=reentrant)
+        return first, checkpoint(attend, q, k, v, use_reentrant=reentrant)
+
+    report = against_eager(call, qkv(2, 3, 5, 8), tolerance=2e-2, rewritten={"attention": 2})
+    assert [site.facts["dtype"] for site in report.sites] == ["fp32" if inner is False else "bf16", "fp32"]
+
+
+def test_a_checkpoint_within_no_grad():
+    def call(q, k, v):
+        with torch.no_grad():
+            first = checkpoint(attend, q, k, v, use_reentrant=False)
+        return first * checkpoint(attend, q, k, v, use_reentrant=False)
+
+    inputs = tuple(t.detach().bfloat16().requires_grad_() for t in qkv(2, 3, 5, 8))
+    report = against_eager(call, inputs, tolerance=2e-2, rewritten={"attention": 2})
+    after = [text for name, text in sorted(report.artifacts.items()) if "after" in name and "attention" in text]
+    saved = ["save_residual = True" in text for text in after]
+    assert saved == [False, True], "only where a gradient is wanted"
+
+
 def test_branches_are_rewritten_each_on_its_own():
     class Branching(torch.nn.Module):
         def forward(self, flag, q, k, v):

@@ -155,3 +155,26 @@ def test_a_bias_has_its_gradient(shape):
     q = torch.randn(2, 3, 5, 8, requires_grad=True)
     k, v = (torch.randn(2, 3, 7, 8, requires_grad=True) for _ in range(2))
     against_eager(attend, (q, k, v, torch.randn(shape, requires_grad=True)), rewritten={"attention": 1})
+
+
+SDPA = functional.scaled_dot_product_attention  # torch itself captures it with an unbacked batch only
+
+
+@pytest.mark.parametrize(("spelling", "of"), [*((attend, of) for of in ("keys", "queries", "batch")), (SDPA, "batch")])
+def test_sizes_that_only_the_data_know(of, spelling):
+    """nonzero gives an unbacked size: rewritten or refused, right for every count."""
+
+    def call(q, k, v, chosen):
+        at = torch.nonzero(chosen).flatten()
+        dim = 0 if of == "batch" else -2
+        q = q.index_select(dim, at) if of != "keys" else q
+        k, v = (t.index_select(dim, at) if of != "queries" else t for t in (k, v))
+        return spelling(q, k, v)
+
+    q, k, v = (torch.randn(6, 3, 6, 8, requires_grad=True) for _ in range(3))
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        report = against_eager(call, (q, k, v, torch.tensor([1, 0, 1, 1, 0, 0])), fullgraph=True)
+        assert len(report.sites) == 1 and not report.events, report.text()
+        compiled = precisionpass.compile(call, backend="aot_eager", fullgraph=True)
+        for chosen in ([1, 1, 1, 1, 1, 1], [0, 1, 0, 0, 0, 0], [1, 0, 1, 0, 0, 1]):
+            same(step(compiled, (q, k, v, torch.tensor(chosen))), step(call, (q, k, v, torch.tensor(chosen))), 1e-5)

@@ -1,6 +1,7 @@
 """Models with state: buffers updated once, tied weights, graph breaks, other ways to compile, whole train steps."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -144,6 +145,32 @@ def test_one_graph_that_serves_many_layers():
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         step(compiled, (x,))
     assert {e.key: e.count for e in profiler.key_averages()}["precisionpass::attention"] == 3
+
+
+@pytest.mark.parametrize("as_function", [False, True])
+def test_a_graph_break_in_front_of_an_attention_loses_no_name(as_function):
+    """The graph after it holds no module and reads no parameter: the function's own module names it."""
+
+    def attend(module, q, k, v):
+        return (q @ k.mT * module.scale).softmax(-1) @ v
+
+    @functools.partial(torch._dynamo.disable, recursive=False)
+    def uncaptured(*args):
+        return attend(*args)
+
+    class Broken(Attention):
+        scale = 0.3
+
+        def forward(self, x):
+            q, k, v = self.qkv(x).chunk(3, -1)
+            if as_function:
+                return uncaptured(self, q, k, v)
+            torch._dynamo.graph_break()
+            return (q @ k.mT * self.scale).softmax(-1) @ v
+
+    model = nn.Sequential(nn.Linear(32, 32), Broken())
+    report = against_eager(model, (torch.randn(2, 6, 32),), rewritten={"attention": 1})
+    assert [(site.module, site.module_class) for site in report.sites] == [("1", "Broken")]
 
 
 def test_a_graph_break_inside_an_attention():

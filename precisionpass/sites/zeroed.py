@@ -1,0 +1,104 @@
+"""Probabilities that are set to zero after the softmax where a mask has excluded their keys before it.
+
+In a row with an allowed key they are zero already. In a row without one the output becomes zero: what a softmax that is
+safe for dead rows gives.
+"""
+
+from dataclasses import dataclass
+
+from torch import fx
+from torch.ops import aten  # pyright: ignore[reportMissingImports]
+
+from precisionpass import graph
+from precisionpass.score import expression
+from precisionpass.score.expression import INFINITY, RAW, Where
+from precisionpass.sites.anchors import CASTS
+from precisionpass.sites.axes import VIEWS, Layout
+from precisionpass.sites.band import AS_GOOD_AS_INFINITE
+from precisionpass.sites.contraction import contraction
+from precisionpass.sites.scores import Scores, constant_of
+from precisionpass.sites.site import Refused
+
+_FILL = {aten.masked_fill, aten.masked_fill_}
+_LEARNED = {aten.linear, aten.gather, aten.embedding, aten.index, aten.index_select, aten.zeros, aten.zeros_like}
+_MOVED = {
+    aten.add, aten.add_, aten.sub, aten.mul, aten.mul_, aten.div, aten.neg, aten.cat, aten.slice, aten.select, aten.pad,
+    aten.constant_pad_nd,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Zeroing:
+    """Probabilities are zero wherever `condition` is `where`; `layout`: of the probabilities."""
+
+    condition: fx.Node
+    where: bool
+    layout: Layout
+
+
+def zeroing(user: fx.Node, node: fx.Node, layout: Layout) -> Zeroing | None:
+    """masked_fill(p, condition, 0), where(condition, p, 0), where(condition, 0, p)."""
+    if graph.packet(user) in _FILL and user.args[0] is node and constant_of(user.args[2]) == 0:
+        return Zeroing(user.args[1], True, layout)  # type: ignore[arg-type]
+    if graph.packet(user) is aten.where:
+        condition, yes, no = user.args
+        if yes is node and constant_of(no) == 0:
+            return Zeroing(condition, False, layout)  # type: ignore[arg-type]
+        if no is node and constant_of(yes) == 0:
+            return Zeroing(condition, True, layout)  # type: ignore[arg-type]
+    return None
+
+
+def exclude(scores: Scores, zeroed: Zeroing) -> None:
+    """Fill with -inf where the scores have the same mask. Raises Refused where they have none or another as well."""
+    layout = Scores(scores.axes, zeroed.layout).aligned(zeroed.condition)
+    for found in _outermost(scores.expression):
+        node, its_layout = scores.reads[expression.reads(found.args[0])[0]]
+        yes, no = found.args[1:]
+        fill = yes if zeroed.where else no
+        low = fill == -INFINITY or (fill.is_Number and fill <= AS_GOOD_AS_INFINITE)
+        if low and _same_value(node, zeroed.condition) and scores.axes.layout(its_layout) == layout:
+            others = [p for p in expression.reads(scores.expression) if expression.read(p) != found.args[0]]
+            if fill == -INFINITY or not any(_may_exclude(scores.reads[p][0]) for p in others):
+                sides = (-INFINITY, no) if zeroed.where else (yes, -INFINITY)
+                scores.expression = scores.expression.xreplace({found: Where(found.args[0], *sides)})
+                return
+    raise Refused("mixed_after_softmax", "probabilities set to zero that the scores do not exclude")
+
+
+def _outermost(e):
+    """The masks of a score that nothing but sums and other masks stand around."""
+    while e.has(RAW) and (e.is_Add or isinstance(e, Where)):
+        if isinstance(e, Where):
+            yield e
+        e = next(part for part in e.args if part.has(RAW))
+
+
+def _same_value(one, other) -> bool:
+    """The same node, or the same calls on the same nodes, none of which writes."""
+    if not isinstance(one, fx.Node) or not isinstance(other, fx.Node):
+        return one == other if not isinstance(one, list | tuple) else _all_same(one, other)
+    if one is other:
+        return True
+    pure = one.op == other.op == "call_function" and one.target is other.target and not graph.is_mutable(one)
+    return pure and one.kwargs == other.kwargs and _all_same(one.args, other.args)
+
+
+def _all_same(ones, others) -> bool:
+    return isinstance(others, list | tuple) and len(ones) == len(others) and all(map(_same_value, ones, others))
+
+
+def _may_exclude(node: fx.Node) -> bool:
+    """Whether a tensor of the scores may be a mask, too: anything but products, look-ups, parameters and zeros."""
+    pending, seen = [node], {node}
+    while pending:
+        node = pending.pop()
+        kind = graph.packet(node)
+        if contraction(node) is not None or kind in _LEARNED or node.meta.get("parameter") or constant_of(node) == 0:
+            continue
+        if kind not in _MOVED and kind not in VIEWS and kind not in CASTS:
+            return True
+        fresh = [n for n in node.all_input_nodes if graph.is_tensor(n) and graph.value(n).dim() and n not in seen]
+        seen.update(fresh)
+        pending += fresh
+    return False
