@@ -6,6 +6,7 @@ ADVICE = {
     # kept and refused sites
     "no_rule": "write a rule whose match holds here; the module's name and the facts are what it can ask about.",
     "rule_keeps": "take implementation: keep out of the rule above, or put a rule with other settings before it.",
+    "unused": "let the model read its result, or leave it out of the model; nothing is lost as it is.",
     "already_satisfied": "write lowering: kernel. What the rules ask for is so already.",
     "contradiction": "let one of the two rules named match fewer sites, or give the upper one the other's setting too.",
     "unsupported_dtype": "compute this site in BF16, FP16, FP32 or FP64.",
