@@ -101,8 +101,9 @@ def _forward(*inputs: object, **settings: object) -> tuple[Tensor, Tensor, Tenso
     check_attention_formats(arguments)
     check_attention_sizes(arguments)
     arguments = without_keys_is_zero(arguments)
-    kernels = kernels_for(arguments)
-    return reference.forward(arguments) if kernels is None else kernels.forward(arguments)
+    compute = (kernels_for(arguments) or reference).forward
+    with torch.autocast(arguments.q.device.type, enabled=False):  # a region around the call must not round within
+        return compute(arguments)
 
 
 attention = torch.library.custom_op(
@@ -157,7 +158,8 @@ def _backward(
     saved = Saved(output, residual, lse)
     kernels = kernels_for(arguments)
     compute = reference_backward.backward if kernels is None else kernels.backward
-    *found, dscores = compute(gradients, arguments, saved)
+    with torch.autocast(q.device.type, enabled=False):
+        *found, dscores = compute(gradients, arguments, saved)
     clip = (arguments.grad_clip_kind, arguments.grad_clip, arguments.on_nonfinite)
     # What nobody needs is an empty tensor of its own: outputs of an op must not be one another.
     wanted = [gradient if needed else q.new_empty(0) for gradient, needed in zip(found, needs[:5], strict=True)]

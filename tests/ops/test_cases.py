@@ -147,3 +147,18 @@ def test_14_another_width_of_the_value(widths):
         lambda q, k, v: eager(q, k, v, scale=0.1, allowed=torch.ones(9, 9, dtype=torch.bool).tril()),
         draw(torch.bfloat16, (2, 4, 9, width), (2, 2, 9, width), (2, 2, 9, value_width)),
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_autocast_region_around_the_call_changes_nothing(dtype):
+    def run():
+        q, k, v = draws = [part.requires_grad_() for part in draw(dtype, *[(1, 2, 5, 8)] * 3)]
+        output, residual, lse, *_ = attention(q, k, v, save_residual=True)
+        return output, residual, lse, *gradients(output, draws)
+
+    torch.manual_seed(0)
+    expected = run()
+    torch.manual_seed(0)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = run()
+    assert all(map(torch.equal, found, expected))
