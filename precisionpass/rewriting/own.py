@@ -43,7 +43,7 @@ def call_action(
     name = decision.own_action
     call = writer.call(actions[name], *args, **kwargs)
     try:
-        fill_in_examples(writer.before.graph.owning_module, writer.made, shadow.ambient, strict=True)
+        fill_in_examples(writer.before.graph.owning_module, writer.made, writer.shadow.ambient, strict=True)
     except NotImplementedError as refusal:
         raise ActionRefuses(str(refusal) or name) from None
     except Exception as error:
