@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from precisionpass.review.advice import advice
 from precisionpass.review.folding import Group, group_records
 from precisionpass.review.plain import shown
 
@@ -128,7 +129,7 @@ def _site_details(group: Group[SiteRecord], report: Report, width: int) -> Itera
         yield from wrapped(facts, width, INDENT)
     if site.settings:
         yield from wrapped("set: " + setting_words(site.settings), width, INDENT)
-    if site.message:
+    if site.message != site.decision:
         code = f" ({shown(site.reason)})" if site.rule and site.decision != "rewritten" else ""
         yield from wrapped(f"why: {shown(site.message, 600)}{code}", width, INDENT)
     if site.holds_while:
@@ -150,7 +151,9 @@ def _head(group: Group, decision: str, width: int) -> list[str]:
 
 
 def _reasons(group: Group, width: int) -> list[str]:
-    return wrapped(f"{shown(group.record.reason)}: {shown(group.record.message, 2000)}", width, INDENT)
+    lines = wrapped(f"{shown(group.record.reason)}: {shown(group.record.message, 2000)}", width, INDENT)
+    todo = advice(group.record.reason)
+    return [*lines, *(wrapped(f"to have it rewritten: {todo}", width, INDENT) if todo else [])]
 
 
 def _places(group: Group, width: int) -> list[str]:
@@ -221,14 +224,23 @@ def _aligned(rows: Sequence[Row], width: int) -> list[list[str]]:
 
 
 def _filled(names: Sequence[str], room: int) -> list[str]:
-    """Names in lines of at most `room` columns; a name is broken only where it alone is longer."""
+    """Names in lines of at most `room` columns; a name is broken only where it alone is longer, behind a dot or _."""
     lines = [""]
     for name in names:
         if lines[-1] and len(lines[-1]) + 2 + len(name) <= room:
             lines[-1] += f", {name}"
         else:
-            lines += [name[start : start + room] for start in range(0, len(name), room)]
+            lines += _broken(name, room)
     return lines[1:]
+
+
+def _broken(name: str, room: int) -> Iterator[str]:
+    while len(name) > room:
+        end = max(name.rfind(".", 0, room), name.rfind("_", 0, room)) + 1
+        end = end if end > room // 2 else room
+        yield name[:end]
+        name = name[end:]
+    yield name
 
 
 def _split(line: str, width: int) -> Iterable[str]:
