@@ -1,4 +1,4 @@
-"""attention of the model itself (no module), tests/review/near_misses.py:57, rewritten by rule attention-unbiased.
+"""attention of the model itself (NearMisses), tests/review/near_misses.py:57, rewritten by rule attention-unbiased.
 
 Run it: the site alone, old and new, against float64, on made-up inputs of the captured shapes.
 """
