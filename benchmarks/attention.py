@@ -154,10 +154,16 @@ def masked(width: int, length: int, milliseconds: int) -> list[dict]:
     """Time with a mask or bias given as a tensor, relative to none."""
     q, k, v, upstream = tensors(width, length)
     batch, heads = q.shape[:2]
+    place = torch.arange(length, device="cuda")
+    padding = (place < torch.linspace(length / 2, length, batch, device="cuda").long()[:, None])[:, None, None]
+    document = (place[None] * torch.arange(5, 5 + batch, device="cuda")[:, None] // length)[:, None]
     terms = {
         "none": {},
-        "mask [B,1,1,S]": {"mask": torch.rand(batch, 1, 1, length, device="cuda") > 0.1},
-        "mask [B,1,S,S]": {"mask": torch.rand(batch, 1, length, length, device="cuda") > 0.1},
+        "padding [B,1,1,S]": {"mask": padding},
+        "padding [B,1,S,S]": {"mask": padding.expand(batch, 1, length, length).contiguous()},
+        "causal and padding [B,1,S,S]": {"mask": padding & (place <= place[:, None])},
+        "documents [B,1,S,S]": {"mask": document[..., None] == document[..., None, :]},
+        "a tenth at random [B,1,S,S]": {"mask": torch.rand(batch, 1, length, length, device="cuda") > 0.1},
         "bias [1,H,S,S]": {"bias": torch.randn(1, heads, length, length, device="cuda", dtype=torch.bfloat16)},
         "dropout 0.1": {"dropout_p": 0.1, "seed": torch.tensor([1], device="cuda")},
         "softcap 50": {"softcap": 50.0},

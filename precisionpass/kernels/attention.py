@@ -89,8 +89,9 @@ def forward(arguments: AttentionArguments) -> tuple[Tensor, Tensor, Tensor, Tens
             steps, steps_strides = (residual, strides_of(residual)) if arguments.keeps_residual else (None, NO_STRIDES)
         launch(
             attention_forward, programs, tile,
-            *plan.inputs(tile), arguments.sinks, strides_of(arguments.sinks), arguments.seed,
-            target, strides, steps, steps_strides, lse, row_max if variant.row_max else None, *plan.sizes(), 1,
+            *plan.inputs(tile), plan.survey(launch, tile), arguments.sinks, strides_of(arguments.sinks),
+            arguments.seed, target, strides, steps, steps_strides, lse, row_max if variant.row_max else None,
+            *plan.sizes(), 1,
             VARIANT=variant, QUERY_BLOCK=tile.query_block, KEY_BLOCK=tile.key_block,
         )  # fmt: skip
     return output, residual, lse, _largest(arguments, row_max, q), q.new_empty(0)
@@ -108,7 +109,7 @@ def _forward_in_parts(
     partial = replace(variant, split=True, residual=False, dead_rows=True, dead_rows_nan=False)
     launch(
         attention_forward, plan.query_programs(tile.query_block) * splits, tile,
-        *plan.inputs(tile), None, NO_STRIDES, arguments.seed, parts, strides_of(parts), None, NO_STRIDES,
+        *plan.inputs(tile), None, None, NO_STRIDES, arguments.seed, parts, strides_of(parts), None, NO_STRIDES,
         part_lse, part_max, *plan.sizes(), splits,
         VARIANT=partial, QUERY_BLOCK=tile.query_block, KEY_BLOCK=tile.key_block,
     )  # fmt: skip
@@ -224,8 +225,8 @@ def _launch_key_value(plan: Plan, rows: _Rows, dk: Tensor, dv: Tensor) -> None:
     tile = plan.tile(tuning.KEY_VALUE)
     launch(
         key_value_gradients, plan.key_programs(tile.key_block), tile,
-        *plan.inputs(tile), plan.arguments.seed, *plan.tiled(rows.upstream, tile.query_block, plan.value_width),
-        *rows.statistics(), rows.dead_heads,
+        *plan.inputs(tile), plan.survey(launch, tile, by_key=True), plan.arguments.seed,
+        *plan.tiled(rows.upstream, tile.query_block, plan.value_width), *rows.statistics(), rows.dead_heads,
         *plan.tiled(dk, tile.key_block, plan.width), *plan.tiled(dv, tile.key_block, plan.value_width), *plan.sizes(),
         VARIANT=plan.variant_for(tile), QUERY_BLOCK=tile.query_block, KEY_BLOCK=tile.key_block,
     )  # fmt: skip
@@ -235,9 +236,10 @@ def _launch_query(plan: Plan, rows: _Rows, dq: Tensor) -> None:
     tile = plan.tile(tuning.QUERY)
     launch(
         query_gradients, plan.query_programs(tile.query_block), tile,
-        *plan.inputs(tile), plan.arguments.seed, *plan.tiled(rows.upstream, tile.query_block, plan.value_width),
-        *rows.statistics(), rows.saved.output, rows.residual, strides_of(rows.saved.output), rows.saved.lse,
-        rows.lse_gradient, *plan.tiled(dq, tile.query_block, plan.width), *plan.sizes(),
+        *plan.inputs(tile), plan.survey(launch, tile), plan.arguments.seed,
+        *plan.tiled(rows.upstream, tile.query_block, plan.value_width), *rows.statistics(),
+        rows.saved.output, rows.residual, strides_of(rows.saved.output), rows.saved.lse, rows.lse_gradient,
+        *plan.tiled(dq, tile.query_block, plan.width), *plan.sizes(),
         VARIANT=plan.variant_for(tile, makes_rows=rows.made_by_query, **rows.settings),
         QUERY_BLOCK=tile.query_block, KEY_BLOCK=tile.key_block,
     )  # fmt: skip

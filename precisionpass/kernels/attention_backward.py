@@ -12,6 +12,7 @@ import triton.language as tl
 
 from precisionpass.kernels import attention_rows, dropout
 from precisionpass.kernels.gradients import probabilities_and_gradient, product_gradient, score_gradient
+from precisionpass.kernels.mask_survey import kind_of, survey_row
 from precisionpass.kernels.masks import key_range, query_range
 from precisionpass.kernels.tiles import load_tile, store_tile
 
@@ -25,7 +26,7 @@ def gather_rows(
     query, query_strides, output_gradient, gradient_strides, shift, delta, correction, padded_count,
     bias, bias_strides, mask, mask_strides, seed, batch, head, batch_head,
     query_count, key_count, left, right, diagonal, numbers,
-    crosses, VARIANT: tl.constexpr, QUERY_BLOCK: tl.constexpr,
+    kind, crosses, VARIANT: tl.constexpr, QUERY_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add what QUERY_BLOCK rows from `query_start` on give to dK and dV of one key block."""
     query_tile = load_tile(
@@ -48,7 +49,7 @@ def gather_rows(
         query_index[None, :], key_index[:, None], key_start, row_shift[None, :], row_correction[None, :],
         bias, bias_strides, mask, mask_strides, seed, batch_head,
         query_count, key_count, left, right, diagonal, numbers,
-        crosses, VARIANT, VARIANT.right_bound or VARIANT.left_bound, not VARIANT.whole_keys,
+        batch, query_start, kind, crosses, VARIANT, VARIANT.right_bound or VARIANT.left_bound, not VARIANT.whole_keys,
     )  # fmt: skip
     if VARIANT.exact:
         value_sum = tl.dot(kept, gradient_tile, value_sum, input_precision="ieee")
@@ -65,7 +66,7 @@ def gather_rows(
 
 @triton.jit(do_not_specialize=LENGTHS)
 def key_value_gradients(
-    query, query_strides, key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, seed,
+    query, query_strides, key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, survey, seed,
     output_gradient, gradient_strides, shift, delta, correction, padded_count, dead_heads,
     key_gradient, key_gradient_strides, value_gradient, value_gradient_strides,
     heads, group, query_count, key_count, left, right, diagonal, numbers,
@@ -96,6 +97,12 @@ def key_value_gradients(
     start, whole_start, whole_end, end = query_range(
         key_start, query_count, left, right, diagonal, QUERY_BLOCK, KEY_BLOCK, VARIANT
     )
+    if VARIANT.surveyed:
+        survey = survey_row(
+            survey, mask_strides, batch, tl.program_id(0) % blocks, blocks, tl.cdiv(query_count, QUERY_BLOCK)
+        )
+        start = tl.maximum(start, tl.load(survey) * QUERY_BLOCK)
+        end = tl.minimum(end, tl.load(survey + 1) * QUERY_BLOCK)
     for member in range(group if VARIANT.grouped else 1):
         head = key_head * group + member
         batch_head = batch * heads + head
@@ -103,19 +110,22 @@ def key_value_gradients(
         if VARIANT.bias:
             head_bias += batch.to(tl.int64) * bias_strides.batch + head.to(tl.int64) * bias_strides.head
         head_mask = mask
-        if VARIANT.mask:
+        if VARIANT.mask and not VARIANT.mask_descriptor:
             head_mask += batch.to(tl.int64) * mask_strides.batch + head.to(tl.int64) * mask_strides.head
         # From the last row back: programs of a head read the same rows at the same time, whatever their diagonal.
         last = start + (tl.cdiv(end - start, QUERY_BLOCK) - 1) * QUERY_BLOCK
+        kind = kind_of(survey, last // QUERY_BLOCK, VARIANT)
         for passed in tl.range(0, end - start, QUERY_BLOCK):
             query_start = last - passed
+            next_kind = kind_of(survey, query_start // QUERY_BLOCK - 1, VARIANT)
             key_sum, value_sum = gather_rows(
                 key_sum, value_sum, key_tile, value_tile, query_start, key_start, key_index,
                 query, query_strides, output_gradient, gradient_strides, shift, delta, correction, padded_count,
                 head_bias, bias_strides, head_mask, mask_strides, dropout_seed, batch, head, batch_head,
                 query_count, key_count, left, right, diagonal, numbers,
-                (query_start < whole_start) | (query_start >= whole_end), VARIANT, QUERY_BLOCK,
+                kind, (query_start < whole_start) | (query_start >= whole_end), VARIANT, QUERY_BLOCK,
             )  # fmt: skip
+            kind = next_kind
         if VARIANT.dead_rows_nan:
             # P of a dead row is NaN for every key, also for those of skipped blocks.
             value_sum = tl.where(tl.load(dead_heads + batch_head) > 0, float("nan"), value_sum)
@@ -137,7 +147,7 @@ def gather_keys(
     query_sum, query_tile, gradient_tile, key_start, query_index, row_shift, row_delta, row_correction,
     key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, seed,
     batch, key_head, batch_head, query_count, key_count, left, right, diagonal, numbers,
-    crosses, VARIANT: tl.constexpr, KEY_BLOCK: tl.constexpr,
+    query_start, kind, crosses, VARIANT: tl.constexpr, KEY_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add what KEY_BLOCK keys from `key_start` on give to dQ of one query block."""
     key_tile = load_tile(
@@ -154,7 +164,7 @@ def gather_keys(
         query_index[:, None], key_index[None, :], key_start, row_shift[:, None], row_correction[:, None],
         bias, bias_strides, mask, mask_strides, seed, batch_head,
         query_count, key_count, left, right, diagonal, numbers,
-        crosses, VARIANT, VARIANT.bounded, not VARIANT.whole_keys,
+        batch, query_start, kind, crosses, VARIANT, VARIANT.bounded, not VARIANT.whole_keys,
     )  # fmt: skip
     slope = score_gradient(probabilities, gradient, row_delta[:, None], allowed, VARIANT)
     slope = product_gradient(slope, product, numbers, VARIANT)
@@ -167,7 +177,7 @@ def gather_keys(
 
 @triton.jit(do_not_specialize=LENGTHS)
 def query_gradients(
-    query, query_strides, key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, seed,
+    query, query_strides, key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, survey, seed,
     output_gradient, gradient_strides, shift, delta, correction, padded_count,
     output, residual, output_strides, log_sum_exp, log_sum_gradient, query_gradient, query_gradient_strides,
     heads, group, query_count, key_count, left, right, diagonal, numbers,
@@ -190,7 +200,7 @@ def query_gradients(
     statistics = batch_head.to(tl.int64) * padded_count + query_index
     if VARIANT.bias:
         bias += batch.to(tl.int64) * bias_strides.batch + head.to(tl.int64) * bias_strides.head
-    if VARIANT.mask:
+    if VARIANT.mask and not VARIANT.mask_descriptor:
         mask += batch.to(tl.int64) * mask_strides.batch + head.to(tl.int64) * mask_strides.head
     dropout_seed = 0
     if VARIANT.dropout:
@@ -224,13 +234,20 @@ def query_gradients(
     start, whole_start, whole_end, end = key_range(
         query_start, key_count, left, right, diagonal, QUERY_BLOCK, KEY_BLOCK, VARIANT
     )
+    if VARIANT.surveyed:
+        survey = survey_row(survey, mask_strides, batch, block, blocks, tl.cdiv(key_count, KEY_BLOCK))
+        start = tl.maximum(start, tl.load(survey) * KEY_BLOCK)
+        end = tl.minimum(end, tl.load(survey + 1) * KEY_BLOCK)
+    kind = kind_of(survey, start // KEY_BLOCK, VARIANT)
     for key_start in tl.range(start, end, KEY_BLOCK):
+        next_kind = kind_of(survey, key_start // KEY_BLOCK + 1, VARIANT)
         query_sum = gather_keys(
             query_sum, query_tile, gradient_tile, key_start, query_index, row_shift, row_delta, row_correction,
             key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, dropout_seed,
             batch, key_head, batch_head, query_count, key_count, left, right, diagonal, numbers,
-            (key_start < whole_start) | (key_start >= whole_end), VARIANT, KEY_BLOCK,
+            query_start, kind, (key_start < whole_start) | (key_start >= whole_end), VARIANT, KEY_BLOCK,
         )  # fmt: skip
+        kind = next_kind
     store_tile(
         query_gradient, query_gradient_strides, batch, head, query_start, query_count,
         (query_sum * numbers.scale).to(query_tile.dtype),

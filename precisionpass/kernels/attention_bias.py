@@ -52,7 +52,7 @@ def bias_gradients(
         key_head = head // group
         head_bias = bias + batch.to(tl.int64) * bias_strides.batch + head.to(tl.int64) * bias_strides.head
         head_mask = mask
-        if VARIANT.mask:
+        if VARIANT.mask and not VARIANT.mask_descriptor:
             head_mask += batch.to(tl.int64) * mask_strides.batch + head.to(tl.int64) * mask_strides.head
         for row_tile in range(first_row, last_row):
             query_start = row_tile * QUERY_BLOCK
@@ -89,7 +89,7 @@ def bias_gradients(
                     query_index[:, None], (key_start + tl.arange(0, KEY_BLOCK))[None, :], key_start,
                     row_shift[:, None], row_correction[:, None], head_bias, bias_strides, head_mask, mask_strides,
                     dropout_seed, batch_head, query_count, key_count, left, right, diagonal, numbers,
-                    True, VARIANT, True, True,
+                    batch, query_start, 0, True, VARIANT, True, True,
                 )  # fmt: skip
                 total += score_gradient(probabilities, gradient, row_delta[:, None], allowed, VARIANT)
 

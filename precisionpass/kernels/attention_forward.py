@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from precisionpass.kernels import residual as residual_code
+from precisionpass.kernels.mask_survey import kind_of, survey_row
 from precisionpass.kernels.masks import key_range
 from precisionpass.kernels.online_softmax import absorb, finish
 from precisionpass.kernels.tiles import load_tile, store_tile
@@ -14,7 +15,7 @@ LENGTHS = ["heads", "group", "query_count", "key_count", "left", "right", "diago
 @triton.jit(do_not_specialize=LENGTHS)
 def attention_forward(
     query, query_strides, key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides,
-    sinks, sinks_strides, seed, output, output_strides, residual, residual_strides, log_sum_exp, maximum,
+    survey, sinks, sinks_strides, seed, output, output_strides, residual, residual_strides, log_sum_exp, maximum,
     heads, group, query_count, key_count, left, right, diagonal, numbers, splits,
     VARIANT: tl.constexpr, QUERY_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -44,7 +45,7 @@ def attention_forward(
     query_index = query_start + tl.arange(0, QUERY_BLOCK)
     if VARIANT.bias:
         bias += batch.to(tl.int64) * bias_strides.batch + head.to(tl.int64) * bias_strides.head
-    if VARIANT.mask:
+    if VARIANT.mask and not VARIANT.mask_descriptor:
         mask += batch.to(tl.int64) * mask_strides.batch + head.to(tl.int64) * mask_strides.head
     dropout_seed = 0
     if VARIANT.dropout:
@@ -69,17 +70,24 @@ def attention_forward(
     start, whole_start, whole_end, end = key_range(
         query_start, key_count, left, right, diagonal, QUERY_BLOCK, KEY_BLOCK, VARIANT
     )
+    if VARIANT.surveyed:
+        survey = survey_row(survey, mask_strides, batch, block, blocks, tl.cdiv(key_count, KEY_BLOCK))
+        start = tl.maximum(start, tl.load(survey) * KEY_BLOCK)
+        end = tl.minimum(end, tl.load(survey + 1) * KEY_BLOCK)
     if VARIANT.split:
         span = tl.cdiv(tl.cdiv(end - start, KEY_BLOCK), splits) * KEY_BLOCK
         start += split * span
         end = tl.minimum(end, start + span)
+    kind = kind_of(survey, start // KEY_BLOCK, VARIANT)
     for key_start in tl.range(start, end, KEY_BLOCK):
+        next_kind = kind_of(survey, key_start // KEY_BLOCK + 1, VARIANT)  # ahead: a load takes as long as a block
         state = absorb(
             state, query_tile, key_start,
             key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, dropout_seed,
             batch, batch_head, key_head, query_index, query_count, key_count, left, right, diagonal, numbers,
-            (key_start < whole_start) | (key_start >= whole_end), VARIANT, KEY_BLOCK,
+            query_start, kind, (key_start < whole_start) | (key_start >= whole_end), VARIANT, KEY_BLOCK,
         )  # fmt: skip
+        kind = next_kind
 
     accumulator, pending, rescale, row_sum, precise_sum, row_max = state
     if VARIANT.deferred:

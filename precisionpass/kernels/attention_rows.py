@@ -131,7 +131,7 @@ def revisit_rows(
     if WANTS_DELTA or tl.max(large.to(tl.int32), 0) > 0:
         if VARIANT.bias:
             bias += batch.to(tl.int64) * bias_strides.batch + head.to(tl.int64) * bias_strides.head
-        if VARIANT.mask:
+        if VARIANT.mask and not VARIANT.mask_descriptor:
             mask += batch.to(tl.int64) * mask_strides.batch + head.to(tl.int64) * mask_strides.head
         dropout_seed = 0
         if VARIANT.dropout:
@@ -160,7 +160,8 @@ def revisit_rows(
                 query_tile, tl.trans(key_tile), gradient_tile, tl.trans(value_tile),
                 query_index[:, None], (key_start + tl.arange(0, KEY_BLOCK))[None, :], key_start,
                 subtracted[:, None], 0.0, bias, bias_strides, mask, mask_strides, dropout_seed, batch_head,
-                query_count, key_count, left, right, diagonal, numbers, True, VARIANT, True, True,
+                query_count, key_count, left, right, diagonal, numbers,
+                batch, query_start, 0, True, VARIANT, True, True,
             )  # fmt: skip
             weight += tl.sum(probabilities, 1)
             weighted += tl.sum(probabilities * gradient, 1)

@@ -12,7 +12,7 @@ def probabilities_and_gradient(
     left_key, right_key, left_value, right_value, query_index, key_index, key_start, shift, correction,
     bias, bias_strides, mask, mask_strides, seed, batch_head,
     query_count, key_count, left, right, diagonal, numbers,
-    crosses, VARIANT: tl.constexpr, CHECK: tl.constexpr, GUARD: tl.constexpr,
+    batch, query_start, kind, crosses, VARIANT: tl.constexpr, CHECK: tl.constexpr, GUARD: tl.constexpr,
 ):  # fmt: skip
     """(Q K^T, P, P after dropout, dP, allowed) from two products; `shift` as `prepare_rows` left it, +inf gives P = 0.
 
@@ -26,7 +26,8 @@ def probabilities_and_gradient(
         gradient = tl.dot(left_value, right_value)
     values, allowed = scores(
         product, query_index, key_index, bias, bias_strides, mask, mask_strides,
-        query_count, key_count, left, right, diagonal, numbers, crosses, VARIANT, CHECK, GUARD,
+        query_count, key_count, left, right, diagonal, numbers,
+        batch, query_start, key_start, kind, crosses, VARIANT, CHECK, GUARD,
     )  # fmt: skip
     if VARIANT.fused_scale:
         probabilities = tl.exp2(values * (numbers.scale * LOG2_E) - shift)

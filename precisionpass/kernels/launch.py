@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from precisionpass.kernels import tuning
 from precisionpass.kernels.attention_combine import splits_for
+from precisionpass.kernels.mask_survey import AT_A_TIME, mask_survey
 from precisionpass.kernels.variant import Numbers, Strides, Variant
 
 if TYPE_CHECKING:
@@ -76,9 +78,14 @@ def _readable(mask: Tensor | None) -> Tensor | None:
 
     A load pipeline moves four bytes or more at a time; a row of bytes would be waited for in every block.
     """
-    if mask is None or mask.shape[2] > 1:
-        return None if mask is None else mask.view(torch.uint8)
-    return mask.to(torch.float32)
+    if mask is None:
+        return None
+    return near(mask).view(torch.uint8) if mask.shape[2] > 1 else mask.to(torch.float32)
+
+
+def near(term: Tensor) -> Tensor:
+    """A mask or bias whose keys stand within 2^31 elements of the first: kernels count those in 32 bits."""
+    return term if term.stride(3) * term.shape[3] < 1 << 31 else term.contiguous()
 
 
 class Plan:
@@ -95,6 +102,7 @@ class Plan:
         self.left, self.right = self._bounds()
         self.diagonal = arguments.key_offset
         self.mask = _readable(arguments.mask)
+        self.bias = None if arguments.bias is None else near(arguments.bias)
         self.numbers = Numbers(
             float(arguments.scale),
             float(arguments.softcap),
@@ -108,6 +116,8 @@ class Plan:
         # What the kernels write is packed [B, S, H, W]; its rows, the residual's too, must be multiples of 16 bytes.
         packed = head_dim % 8 == 0 and value_dim % 16 == 0
         descriptors = tuning.moves_tiles(self.architecture) and not self.exact and packed
+        shared = mask is not None and mask.shape[1] == 1
+        self.surveyable = shared and min(mask.shape[2], mask.shape[3]) > FEW_ROWS
         self.variant = {
             "head_dim": head_dim,
             "value_dim": value_dim,
@@ -124,6 +134,9 @@ class Plan:
             "bias_varies_by_query": bias is not None and bias.shape[2] > 1,
             "bias_varies_by_key": bias is not None and bias.shape[3] > 1,
             "mask": mask is not None,
+            # One more reading of the mask by each kernel: a few hundredths of its time where all heads share it.
+            "surveyed": self.surveyable and arguments.dead_rows != "nan",
+            "mask_descriptor": descriptors and self.surveyable and describable(self.mask),
             "mask_varies_by_query": mask is not None and mask.shape[2] > 1,
             "mask_varies_by_key": mask is not None and mask.shape[3] > 1,
             "dropout": arguments.dropout_p > 0,
@@ -180,15 +193,35 @@ class Plan:
         """q, k, v, bias, mask and the strides of each, in the kernels' order."""
         arguments = self.arguments
         mask = self.mask
+        if self.variant["mask_descriptor"]:
+            mask = described(mask, tile.query_block, tile.key_block)
         return (
             *self.tiled(arguments.q, tile.query_block, self.width),
             *self.tiled(arguments.k, tile.key_block, self.width),
             *self.tiled(arguments.v, tile.key_block, self.value_width),
-            arguments.bias,
-            strides_of(arguments.bias),
+            self.bias,
+            strides_of(self.bias),
             mask,
-            strides_of(mask),
+            strides_of(self.mask),
         )
+
+    def survey(self, launch: Callable[..., None], tile: tuning.Tile, *, by_key: bool = False) -> Tensor | None:
+        """What `mask_survey` finds for a kernel's tile; None where the mask is not surveyed.
+
+        INT32 [planes, blocks of queries, 3 + blocks of keys]; by key [planes, blocks of keys, 3 + blocks of queries].
+        """
+        if self.mask is None or not self.variant["surveyed"]:
+            return None
+        sizes = (self.query_count, tile.query_block), (self.key_count, tile.key_block)
+        (outer_count, outer), (inner_count, inner) = reversed(sizes) if by_key else sizes
+        shape = (self.mask.shape[0], triton.cdiv(outer_count, outer), 3 + triton.cdiv(inner_count, inner))
+        found = torch.empty(shape, dtype=torch.int32, device=self.mask.device)
+        launch(
+            mask_survey, shape[0] * shape[1], tuning.Tile(outer, inner, 8, 1),
+            self.mask, strides_of(self.mask), found, self.query_count, self.key_count,
+            OUTER=outer, INNER=inner, COUNT=max(AT_A_TIME // (outer * inner), 1), BY_KEY=by_key,
+        )  # fmt: skip
+        return found
 
     def sizes(self) -> tuple[int, int, int, int, int, int, int, Numbers]:
         """Heads, group, lengths, bounds and numbers, in the kernels' order."""

@@ -14,6 +14,7 @@ class Variant:
     whole_queries, whole_keys: the length is a multiple of the kernel's tile: no tail block is compiled.
     right_bound, left_bound: keys after (causal, window) or before (window) a row's diagonal are excluded.
     fused_scale:         the scale multiplies inside the exponent; only where nothing stands between Q K^T and softmax.
+    surveyed:            `mask_survey` has told the blocks of the mask that hold nothing or everything.
     rounded_normaliser:  the row sum adds the 16-bit P that multiplies V (NUMERICS 3), by a product with ones.
     precise_log_sum:     the log-sum-exp comes from a sum of the unrounded P beside it; in training from the rounded
                          sum, within 2^-8: one factor for a row of P in the backward, where it cancels.
@@ -46,6 +47,8 @@ class Variant:
     mask: bool = False
     mask_varies_by_query: bool = False
     mask_varies_by_key: bool = False
+    surveyed: bool = False
+    mask_descriptor: bool = False
     sinks: bool = False
     dropout: bool = False
     rounded_normaliser: bool = True

@@ -67,6 +67,31 @@ def _first_rows_filled(value: float) -> Callable[[Random], Tensor]:
     return lambda random: torch.where(torch.arange(70)[:, None] < 5, value, 0.0).expand(1, 1, 70, 70)
 
 
+def _documents(rows: int, keys: int) -> Callable[[Random], Tensor]:
+    """Rows and keys of one document see one another: blocks that hold everything, something and nothing."""
+
+    def make(random: Random) -> Tensor:
+        ends = (random(2, 3).abs() * rows / 2).long().clamp(max=rows - 1)
+        starts = torch.zeros(2, rows, dtype=torch.long).scatter_(1, ends, 1).cumsum(1)
+        number = torch.arange(keys) * rows // keys
+        return starts[:, None, :, None] == starts.gather(1, number.expand(2, keys))[:, None, None, :]
+
+    return make
+
+
+def _padded_causal(rows: int, keys: int, left: int) -> Callable[[Random], Tensor]:
+    """Causal with `left` keys of padding: the first rows see nothing."""
+    seen = torch.arange(keys) <= torch.arange(rows)[:, None] + (keys - rows)
+    return lambda random: (seen & (torch.arange(keys) >= left))[None, None]
+
+
+def _holes(random: Random) -> Tensor:
+    """Whole blocks of 64 without a key, or with every key, between others."""
+    coarse = random(1, 1, 5, 4) > -0.3
+    fine = coarse.repeat_interleave(64, 2).repeat_interleave(64, 3)
+    return fine & (random(1, 1, 320, 256) > -4)
+
+
 CASES = {
     "plain": _case(),
     "causal": _case(causal="top_left"),
@@ -102,6 +127,21 @@ CASES = {
     "mask, a dead row, nan": _case(
         {"mask": lambda random: (torch.arange(70)[:, None] != 3).expand(1, 1, 70, 70)}, dead_rows="nan"
     ),
+    "mask of documents": _case({"mask": _documents(256, 256)}, batch=2, rows=256, keys=256, width=64),
+    "mask of documents, tails, causal": _case(
+        {"mask": _documents(300, 210)}, batch=2, rows=300, keys=210, heads=4, key_heads=2, causal="top_left"
+    ),
+    "mask, padding and causal, dead rows": _case(
+        {"mask": _padded_causal(256, 320, 100)}, batch=2, rows=256, keys=320, width=64
+    ),
+    "mask, padding and causal, dead rows, nan": _case(
+        {"mask": _padded_causal(130, 130, 70)}, rows=130, keys=130, width=64, dead_rows="nan"
+    ),
+    "mask of holes": _case({"mask": _holes}, rows=320, keys=256, width=128),
+    "mask of holes, transposed": _case(
+        {"mask": lambda random: _holes(random).transpose(2, 3)}, rows=256, keys=320, width=64, delta="recompute"
+    ),
+    "mask that allows nothing": _case({"mask": lambda random: random(1, 1, 100, 100) > 99}, rows=100, keys=100),
     "softcap": _case(softcap=2.0, causal="top_left"),
     "softcap, scores of 5000": _case(softcap=50.0, size=70.0),
     "logit clip": _case(logit_clip="hard", logit_clip_max=1.0),

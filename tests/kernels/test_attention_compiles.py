@@ -15,6 +15,7 @@ ATTENTIONS = {
         "width": 64, "bias": SQUARE, "mask": (1, 1, 1, 256), "dropout": True, "sinks": True, "key_heads": 1,
         "causal": "bottom_right", "window_left": 100, "softcap": 30.0, "delta": "recompute",
     },
+    "a mask that heads share": {"width": 64, "mask": (1, 1, 256, 256)},
     "odd widths and lengths": {"width": 20, "value_width": 37, "rows": 77, "keys": 99, "dtype": torch.float16},
 }  # fmt: skip
 MORE_FOR_HOPPER = {
@@ -23,6 +24,7 @@ MORE_FOR_HOPPER = {
     "latent, 192 and 128": {"width": 192, "value_width": 128, "causal": "top_left"},
     "decode": {"width": 128, "rows": 1, "keys": 4096, "key_heads": 1},
     "full mask": {"width": 128, "mask": SQUARE},
+    "a mask that heads share, 128 wide": {"width": 128, "mask": (1, 1, 256, 256)},
     "float32": {"width": 64, "dtype": torch.float32, "causal": "top_left"},
 }
 MATRIX = [(target, name) for target in TARGETS for name in ATTENTIONS]
