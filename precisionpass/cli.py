@@ -22,6 +22,7 @@ from precisionpass.errors import PrecisionPassError, RulesError
 
 FINE, EXPECTATION_FAILED, BAD_INPUT, DEFECT = 0, 1, 2, 3
 FINDINGS = 1
+DEVICES = ("cpu", "cuda", "mps", "xpu")
 _PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
 
 
@@ -77,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     lint = commands.add_parser("lint", help="find rules without effect, and patterns that match no module of a model")
     lint.add_argument("rules", metavar="R", help="a rules file or a preset")
     lint.add_argument("--model", metavar="FILE.py:FACTORY", help="the model to hold module patterns against")
+    lint.add_argument("--device", metavar="D", choices=DEVICES, help=f"where it is to run: {', '.join(DEVICES)}")
     lint.set_defaults(command=_lint)
 
     show = commands.add_parser("show", help="print a preset; without a name, list them")
@@ -122,7 +124,7 @@ def _lint(options: argparse.Namespace) -> int:
         path, name = split_target(options.model)
         with _progress(f"loading {options.model}"), contextlib.redirect_stdout(sys.stderr):
             modules = Modules.of(load_model(path, name)["model"])
-    findings = lint(rules, modules)
+    findings = lint(rules, modules, options.device or "")
     for finding in findings:
         print(finding)
     count = len(findings)

@@ -14,6 +14,7 @@ from precisionpass.decide import MESSAGES
 from precisionpass.rules.codes import CODES
 from precisionpass.rules.facts import FACTS
 from precisionpass.rules.model import Expect, Match, Rule, RulesFile
+from precisionpass.rules.not_yet import NOT_YET_PRESETS, NOT_YET_SETTINGS, NOT_YET_VALUES
 from precisionpass.rules.settings import OPS, Apply, GradClip, LogitClip, RowMaxShift, belongs_to
 from precisionpass.sites.site import REASONS
 
@@ -97,6 +98,14 @@ TABLES = {
     "groups": "\n".join(
         f"`{name}`: {(group.__doc__ or '').strip().splitlines()[0]}\n\n{table(KEYS, fields(group))}"
         for name, group in {"row_max_shift": RowMaxShift, "logit_clip": LogitClip, "grad_clip": GradClip}.items()
+    ),
+    "not_yet": table(
+        ("setting or value", "what it will do, or what to write today"),
+        [
+            *([f"`{name}`", what] for name, what in NOT_YET_SETTINGS.items()),
+            *([f"`{name}: {value}`", what] for (name, value), what in NOT_YET_VALUES.items()),
+            *([f"`extends: {name}`", why] for name, why in NOT_YET_PRESETS.items()),
+        ],
     ),
     "codes": table(("code", "meaning"), CODES.items()),
 }  # fmt: skip

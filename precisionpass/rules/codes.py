@@ -35,6 +35,8 @@ CODES = {
     "PP203": "lint: a module pattern that matches no module of the model",
     "PP204": "lint: a class pattern that matches no module's class of the model",
     "PP205": "lint: rules that contradict each other wherever one of them matches",
+    "PP206": "lint: a rule asks for GPU kernels where its sites are on no GPU",
+    "PP207": "lint: conditions split the inputs by size into more graphs than torch compiles",
     "PP301": "the review cannot be written",
     "PP302": "a folder or file that holds no review of this version",
     "PP401": "torch cannot capture the model",

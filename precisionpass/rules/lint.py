@@ -2,7 +2,8 @@
 
     findings = lint(load("rules.yaml"), Modules.of(model))
 
-A rule that matches nothing or is shadowed by earlier ones, patterns without a module, rules that contradict each other.
+A rule that matches nothing or is shadowed by earlier ones, patterns without a module, rules that contradict each other
+or the device, conditions that split inputs into more graphs than torch compiles.
 """
 
 from __future__ import annotations
@@ -14,16 +15,20 @@ from heapq import nlargest
 from typing import Any
 
 from precisionpass.errors import RulesProblem
-from precisionpass.rules.facts import FACTS
+from precisionpass.rules.condition import Condition
+from precisionpass.rules.facts import FACTS, canonical_word
 from precisionpass.rules.model import Match, Rule
 from precisionpass.rules.nearest import or_list, shown
 from precisionpass.rules.pattern import matches
 from precisionpass.rules.proof import follows, never
+from precisionpass.rules.regions import graphs_needed
 from precisionpass.rules.ruleset import RuleSet
 from precisionpass.rules.settings import contradiction, has
 
 MOST_PROOFS = 5000  # pairs of conditions compared for one rule set
+MOST_COUNTS = 20  # rules whose conditions are tried on sizes
 NEAREST = 3
+RECOMPILE_LIMIT = 8  # torch._dynamo.config.recompile_limit, as torch has it
 _NOTHING = ("constant", True)
 
 
@@ -44,14 +49,18 @@ class Modules:
         return cls(tuple(sorted({name for name, _ in named})), (*sorted(bare), *sorted(dotted)))
 
 
-def lint(rules: RuleSet, modules: Modules | None = None) -> tuple[RulesProblem, ...]:
-    """Everything found, in the order of the rules. modules: of the model to hold module and class patterns against."""
+def lint(rules: RuleSet, modules: Modules | None = None, device: str = "") -> tuple[RulesProblem, ...]:
+    """Everything found, in the order of the rules.
+
+    modules: of the model to hold module and class patterns against. device: where the model is to run ("cpu", "cuda"),
+    "" where that is not known.
+    """
     enabled = [rule for rule in rules.rules if rule.enabled and rule.match and rule.apply]
     linter = _Linter(enabled)
     found: list[RulesProblem] = []
     for index, rule in enumerate(enabled):
         without_effect = linter.matches_nothing(rule) or linter.shadowed(index)
-        found += without_effect or linter.contradicts(index)
+        found += without_effect or [*linter.contradicts(index), *_without_kernel(rule, device), *linter.splits(index)]
         if modules is not None:
             found += _unknown_names(rule, modules)
     return tuple(found)
@@ -63,6 +72,8 @@ class _Linter:
     def __init__(self, rules: list[Rule]) -> None:
         self.rules = rules
         self.proofs = MOST_PROOFS
+        self.counts = MOST_COUNTS
+        self.split: set[str] = set()  # kinds of which too many graphs were found
 
     def matches_nothing(self, rule: Rule) -> list[RulesProblem]:
         """PP201: the condition holds nowhere, or everything that is named is left out again."""
@@ -117,6 +128,25 @@ class _Linter:
                 return [_problem(rule, "PP205", message)]
         return []
 
+    def splits(self, index: int) -> list[RulesProblem]:
+        """PP207: with this rule, the conditions at its sites split inputs into more graphs than torch compiles."""
+        rule = self.rules[index]
+        for kind in _match(rule).op:
+            matches = [_match(one) for one in self.rules[: index + 1]]
+            alike = [one for one in matches if kind in one.op and _matches_where(one, _match(rule))]
+            conditions = dict.fromkeys(one.condition for one in alike if one.condition and _asks(one.condition, kind))
+            if kind in self.split or len(conditions) < RECOMPILE_LIMIT.bit_length() or self.counts == 0:
+                continue
+            self.counts -= 1
+            if graphs_needed(list(conditions), RECOMPILE_LIMIT) > RECOMPILE_LIMIT:
+                self.split.add(kind)
+                message = (
+                    f"has the last of {len(conditions)} conditions that split {kind} inputs by size into more than "
+                    f"{RECOMPILE_LIMIT} graphs; torch compiles {RECOMPILE_LIMIT} (recompile_limit), then no more"
+                )
+                return [_problem(rule, "PP207", message, "where")]
+        return []
+
     def _covers(self, wide: Rule, narrow: Rule, kind: str) -> bool:
         """Whether it is proved that `wide` matches every site of this kind that `narrow` matches."""
         one, two = _match(wide), _match(narrow)
@@ -130,6 +160,27 @@ class _Linter:
             return True
         self.proofs -= 1
         return self.proofs >= 0 and follows(one.condition.tree, _condition(two))
+
+
+def _asks(condition: Condition, kind: str) -> bool:
+    """Whether a site of this kind has every fact of the condition: without one the rule does not match, unasked."""
+    return all(kind in FACTS[name].ops for name in condition.names)
+
+
+def _without_kernel(rule: Rule, device: str) -> Iterator[RulesProblem]:
+    """PP206: a rule that asks for the kernels where no site can be on a GPU."""
+    if _given(rule).get("implementation") != "triton":
+        return
+    on_a_gpu = ("==", ("fact", "device"), ("constant", "cuda"))
+    if never(("and", _condition(_match(rule)), on_a_gpu)):
+        message = "asks for implementation: triton, and its condition holds on no GPU, which the kernels need"
+        yield _problem(rule, "PP206", message, "where")
+    elif device not in ("", "cuda") and not never(("and", _condition(_match(rule)), _is_on(device))):
+        yield _problem(rule, "PP206", f"asks for implementation: triton, whose kernels need a GPU, on {shown(device)}")
+
+
+def _is_on(device: str) -> tuple:
+    return "==", ("fact", "device"), ("constant", canonical_word(device))
 
 
 def _matches_where(wide: Match, narrow: Match) -> bool:

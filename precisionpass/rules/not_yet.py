@@ -9,7 +9,7 @@ NOT_YET_SETTINGS = {
     "on_missing_fp8": "what to do where the device has no FP8",
     "kv_cache": "the format of cached keys and values",
     "budget": "refusing a site whose measured error is above a limit",
-    "mask_dtype": "the dtype a mask is added in",
+    "mask_dtype": "the dtype a mask is added in, now always that of the scores, FP32 or FP64",
     "record": "recording statistics of a site while it runs",
     "hooks": "calling functions of yours at a site",
     "escalate": "changing settings when a monitor fires",

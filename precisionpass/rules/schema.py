@@ -6,12 +6,16 @@ import json
 from typing import Any
 
 from precisionpass.rules.model import RulesFile
+from precisionpass.rules.not_yet import NOT_YET_SETTINGS
 
 
 def schema_text() -> str:
     """The schema as the file holds it: keys in the models' order, two spaces, one newline at the end."""
     schema = RulesFile.model_json_schema(by_alias=True)
     definitions = {name: _tidy(part) for name, part in schema.pop("$defs").items()}
+    # An editor marks what this version refuses, and shows what it will be.
+    for name, what in NOT_YET_SETTINGS.items():
+        definitions["Apply"]["properties"][name] = {"description": f"Not in this version: {what}.", "not": {}}
     title = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "precisionpass rules"}
     return json.dumps(title | _tidy(schema) | {"$defs": definitions}, indent=2, ensure_ascii=False) + "\n"
 

@@ -8,7 +8,7 @@ import pytest
 from precisionpass import Match, Rule, cli
 from precisionpass.rules import load, presets
 from precisionpass.rules.codes import CODES
-from precisionpass.rules.lint import Modules, lint
+from precisionpass.rules.lint import RECOMPILE_LIMIT, Modules, lint
 from precisionpass.rules.not_yet import NOT_YET_PRESETS
 
 MODEL = Modules(("", "layers.0.attn", "layers.1.attn", "layers.0.mlp", "norm"), ("Attention", "Norm", "mine.Attention"))
@@ -120,6 +120,57 @@ def test_what_is_extended_is_there_to_be_overridden(rules):
 
 def test_many_rules_are_compared_within_seconds():
     assert found(*(rule(f"r{index}", where=f"seq_q % 128 == {index % 128}") for index in range(300)))
+    assert too_many(*(rule(f"r{n}", where=f"heads == {n} or seq_q > seq_k") for n in range(100))) == []
+
+
+def thresholds(count, fact="seq_k", **match):
+    return [rule(f"r{n}", where=f"{fact} >= {512 * n}", **match) for n in range(count, 0, -1)]
+
+
+def too_many(*rules):
+    return [f"PP207 {text.split()[2]}" for text in found(*rules) if text.startswith("PP207")]
+
+
+def test_more_thresholds_than_torch_compiles():
+    assert found(*thresholds(7)) == []  # eight graphs
+    assert found(*thresholds(8)) == [
+        'PP207 rule "r1" has the last of 8 conditions that split attention inputs by size into more than 8 graphs; '
+        "torch compiles 8 (recompile_limit), then no more"
+    ]
+    assert too_many(*thresholds(20)) == ['PP207 "r13"']  # once, where it is too many
+    two_facts = [rule(f"q{n}", where=f"seq_q >= {n}") for n in (900, 600)]
+    assert too_many(*thresholds(3), *two_facts) == ['PP207 "q600"']  # 4 * 3 answers
+    assert too_many(*thresholds(8, "heads")) == []  # one answer for a model, whatever its inputs
+    assert too_many(*(rule(f"d{n}", where=f"not (dtype == bf16 and seq_q > {n})") for n in range(9, 90, 10))) != []
+    assert too_many(*(rule(f"m{n}", where=f"seq_q > {n}", module=f"layers.{n}") for n in range(9, 90, 10))) == []
+
+
+def test_the_limit_is_torchs():
+    import torch
+
+    assert torch._dynamo.config.recompile_limit == RECOMPILE_LIMIT
+
+
+TRITON = {"implementation": "triton"}
+
+
+@pytest.mark.parametrize(("where", "device", "message"), [
+    ("device == cpu", "", "and its condition holds on no GPU, which the kernels need"),
+    ("device in (mps, xpu) and seq_q > 3", "cuda", "and its condition holds on no GPU, which the kernels need"),
+    ("seq_q > 3", "cpu", 'whose kernels need a GPU, on "cpu"'),
+    (None, "mps", 'whose kernels need a GPU, on "mps"'),
+])  # fmt: skip
+def test_kernels_without_a_gpu(where, device, message):
+    (problem,) = lint(load([rule("r", TRITON, where=where)]), None, device)
+    assert (problem.code, problem.message.partition("triton, ")[2]) == ("PP206", message)
+
+
+@pytest.mark.parametrize(("where", "device"), [
+    ("device == cuda", "cpu"), ("device == cuda", "cuda"), (None, ""), (None, "cuda"), ("device != cpu", "cpu"),
+])  # fmt: skip
+def test_kernels_that_may_have_a_gpu(where, device):
+    assert lint(load([rule("r", TRITON, where=where)]), None, device) == ()
+    assert lint(load([rule("r", AUTO, where="device == cpu")]), None, device) == ()
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):
