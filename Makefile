@@ -1,8 +1,9 @@
 # make demo   sets up .venv and trains two small models with and without precisionpass
 # make test   sets up .venv and runs every check and test
+# make fuzz   tries the rules language on ten thousand mutated files (some minutes)
 # make browser  holds the review's page against a real browser; needs Chromium, and fetches what else it needs
 # make bench  measures the pass, a training step and the bias of attention on this machine (some ten minutes)
-# Both work on a fresh clone. Needed beforehand: Python >= 3.11 with pip and venv (choose it with PYTHON=...).
+# All work on a fresh clone. Needed beforehand: Python >= 3.11 with pip and venv (choose it with PYTHON=...).
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -10,7 +11,7 @@ INSTALLED := .venv/.installed
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test bench browser
+.PHONY: demo test fuzz bench browser
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
@@ -20,6 +21,10 @@ test: $(INSTALLED)
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Ten thousand mutations of rules files, instead of the two hundred that every test run tries.
+fuzz: $(INSTALLED)
+	PRECISIONPASS_MUTATIONS=10000 $(BIN)/python -m pytest tests/rules/test_hostile.py -k mutated
 
 # Chromium is the system's own: apt-get install chromium, or name one in CHROMIUM. axe-core and html-validate come from
 # npm, by the Node.js that pyright brings along, into .browser/.

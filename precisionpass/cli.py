@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from precisionpass.errors import PrecisionPassError, RulesError
+from precisionpass.errors import PrecisionPassError, RulesError, printable
 
 FINE, EXPECTATION_FAILED, BAD_INPUT, DEFECT = 0, 1, 2, 3
 FINDINGS = 1
@@ -99,9 +99,10 @@ def _check_all(names: Sequence[str]) -> int:
     from precisionpass.rules.load import load
 
     status = FINE
-    for name in names:
+    for given in names:
+        name = printable(given)
         try:
-            rules = load(name)
+            rules = load(given)
         except RulesError as error:
             print(error, file=sys.stderr)
             count = len(error.problems)
@@ -128,7 +129,7 @@ def _lint(options: argparse.Namespace) -> int:
     for finding in findings:
         print(finding)
     count = len(findings)
-    print(f"{options.rules}: {f'{count} finding' + 's' * (count > 1) if findings else 'nothing found'}")
+    print(f"{printable(options.rules)}: {f'{count} finding' + 's' * (count > 1) if findings else 'nothing found'}")
     return FINDINGS if findings else FINE
 
 

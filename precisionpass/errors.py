@@ -47,7 +47,8 @@ class RulesProblem:
     source_line: str = ""
 
     def __str__(self) -> str:
-        place = f"{self.file}:{self.line}:{self.column} " if self.line else f"{self.file} " if self.file else ""
+        file = printable(self.file)
+        place = f"{file}:{self.line}:{self.column} " if self.line else f"{file} " if file else ""
         first = f"{place}{self.code} {self.message}"
         return f"{first}\n{self._excerpt()}" if self.source_line else first
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from precisionpass.errors import RulesError, RulesProblem
 from precisionpass.rules import presets
-from precisionpass.rules.model import MOST_RULES, OnTrouble, Origin, Rule, RulesFile
+from precisionpass.rules.model import FROM_A_FILE, MOST_RULES, OnTrouble, Origin, Rule, RulesFile
 from precisionpass.rules.nearest import did_you_mean, shown
 from precisionpass.rules.not_yet import NOT_YET_PRESETS
 from precisionpass.rules.problems import Finding, findings_of
@@ -127,8 +127,11 @@ def _target(file: str, base: str, folder: Path) -> tuple[Path, str, str]:
     name = os.path.normpath(os.path.join(os.path.dirname(file), base))
     if os.path.isabs(base) or not base.endswith(SUFFIXES):
         return folder, name, f"extends takes a preset or a relative path that ends in .yaml, not {shown(base)}"
-    if not (folder / base).is_file():
-        return folder, name, f"extends names the file {shown(base)}, which does not exist"
+    try:
+        if not (folder / base).is_file():
+            return folder, name, f"extends names the file {shown(base)}, which does not exist"
+    except (OSError, ValueError):
+        return folder, name, f"extends names the file {shown(base)}, which cannot be looked up"
     return folder / base, name, ""
 
 
@@ -155,7 +158,7 @@ def _content(path: Path, name: str) -> bytes:
 def _checked(source: Source) -> RulesFile | None:
     """The file against the models; findings become problems with a place."""
     try:
-        return RulesFile.model_validate(source.data)
+        return RulesFile.model_validate(source.data, context=FROM_A_FILE)
     except ValidationError as error:
         for finding in islice(findings_of(error, RulesFile, source.data), MOST_PROBLEMS):
             if not _already_said(source, finding):

@@ -15,6 +15,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     PrivateAttr,
+    ValidationInfo,
     WithJsonSchema,
     WrapValidator,
     model_validator,
@@ -32,12 +33,18 @@ from precisionpass.rules.predicate import PredicateField
 from precisionpass.rules.settings import OPS, Apply, belongs_to, changes_numbers, contradiction, has
 
 MOST_RULES = 1000
+FROM_A_FILE: dict[str, Any] = {"from": "a file"}  # the context of validation; in Python a class is spelt class_
 
 OnTrouble = Literal["warn", "error", "keep"]
 
 
 def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
+
+
+def _whole(value: Any) -> Any:
+    """true and 1.0 are equal to 1 in Python, and are no version."""
+    return str(value).lower() if isinstance(value, bool | float) else value
 
 
 def _one_or_many(value: Any) -> Any:
@@ -121,6 +128,14 @@ class Match(Checked):
         "last; its name and source are part of the digest of the rules.",
         json_schema_extra={"not": {}},  # an editor marks it in a file, and shows why
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_python_names(cls, data: Any, info: ValidationInfo) -> Any:
+        if info.context is FROM_A_FILE and isinstance(data, dict) and "class_" in data:
+            message = 'unknown key "class_"; did you mean "class"?'
+            raise PydanticCustomError("PP103", "{message}", {"message": message, "at": ("class_",)})
+        return data
 
     @property
     def condition(self) -> Condition | None:
@@ -243,7 +258,7 @@ class Expect(Checked):
 class RulesFile(Checked):
     """A rules file. Rules count in the order written, and the first that sets a setting wins."""
 
-    version: Literal[1] = Field(description="The version of the rules language.")
+    version: Annotated[Literal[1], BeforeValidator(_whole)] = Field(description="The version of the rules language.")
     extends: Annotated[tuple[str, ...], OneOrMany] = Field(
         default=(),
         max_length=16,

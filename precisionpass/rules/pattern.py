@@ -16,6 +16,8 @@ from functools import lru_cache
 
 LONGEST = 200
 MOST_REPEATS = 6
+MOST_WIDE = 4  # repeats of what most characters are, as in .*
+_WIDE = (".", r"\w", r"\W", r"\S", r"\D")
 _PLAIN = re.compile(r"[\w\-*?\[\]!$<>]*")
 
 
@@ -73,6 +75,12 @@ def _check_part(part: str, pattern: str) -> None:
         raise PatternError("two dots meet, or a dot is first or last")
     if "**" in part and part != "**":
         raise PatternError(f'** must be a whole part between dots, as in "layers.**", not "{part}"')
+    opened = re.sub(r"\[!?\]?[^\[\]]*\]", "", part)
+    if "[" in opened or "]" in opened:
+        raise PatternError(f'a [ without its ] is in "{part}"')
+    backwards = next((one for one in re.findall(r"\w-\w", part) if one[0] > one[2] and "[" in part), None)
+    if backwards:
+        raise PatternError(f"the range {backwards} runs backwards")
     if not _PLAIN.fullmatch(part):
         strange = next(letter for letter in part if not _PLAIN.fullmatch(letter))
         raise PatternError(f'{strange!r} is in no module name; for a regular expression write "re:..."')
@@ -87,7 +95,7 @@ def _check_expression(text: str) -> None:
     except (re.error, OverflowError, RecursionError, MemoryError, Warning) as error:
         reason = "it is ambiguous" if isinstance(error, Warning) else getattr(error, "msg", "it is too large")
         raise PatternError(f"the regular expression cannot be read: {reason}") from None
-    repeats = 0
+    repeats = wide = 0
     groups: list[bool] = []  # for each open group: whether it holds a repeat or a choice
     closed = False  # whether the group that just closed does
     before = ""
@@ -100,6 +108,7 @@ def _check_expression(text: str) -> None:
             if closed:
                 raise PatternError("a repeated group must not hold a repeat or a choice")
             repeats += 1
+            wide += before in _WIDE or before.startswith("[^")
             groups = [True] * len(groups)
         elif token == "|":
             groups = [True] * len(groups)
@@ -107,5 +116,7 @@ def _check_expression(text: str) -> None:
             groups.append(False)
         closed = groups.pop() if token == ")" and groups else False
         before = token
+    if wide > MOST_WIDE:
+        raise PatternError(f"more than {MOST_WIDE} repeats of any character in one regular expression")
     if repeats > MOST_REPEATS:
         raise PatternError(f"more than {MOST_REPEATS} repeats in one regular expression")

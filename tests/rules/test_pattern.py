@@ -56,7 +56,11 @@ def test_meaning(pattern, yes, no):
         (r"re:(a)\1", "back references, look-around and inline flags are not part of module patterns"),
         ("re:(?=a)a", "back references, look-around and inline flags are not part of module patterns"),
         ("re:(?i)a", "back references, look-around and inline flags are not part of module patterns"),
-        ("re:" + ".*" * 7, "more than 6 repeats in one regular expression"),
+        ("re:" + ".*" * 5, "more than 4 repeats of any character in one regular expression"),
+        ("re:" + r"\w+[^.]*" * 3, "more than 4 repeats of any character in one regular expression"),
+        ("layers[0", 'a [ without its ] is in "layers[0"'),
+        ("layers0].a", 'a [ without its ] is in "layers0]"'),
+        ("layers[9-0]", "the range 9-0 runs backwards"),
         ("re:" + "a?" * 7, "more than 6 repeats in one regular expression"),
     ],
 )
