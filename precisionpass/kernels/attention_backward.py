@@ -112,20 +112,26 @@ def key_value_gradients(
         head_mask = mask
         if VARIANT.mask and not VARIANT.mask_descriptor:
             head_mask += batch.to(tl.int64) * mask_strides.batch + head.to(tl.int64) * mask_strides.head
-        # From the last row back: programs of a head read the same rows at the same time, whatever their diagonal.
-        last = start + (tl.cdiv(end - start, QUERY_BLOCK) - 1) * QUERY_BLOCK
-        kind = kind_of(survey, last // QUERY_BLOCK, VARIANT)
-        for passed in tl.range(0, end - start, QUERY_BLOCK):
-            query_start = last - passed
-            next_kind = kind_of(survey, query_start // QUERY_BLOCK - 1, VARIANT)
-            key_sum, value_sum = gather_rows(
-                key_sum, value_sum, key_tile, value_tile, query_start, key_start, key_index,
-                query, query_strides, output_gradient, gradient_strides, shift, delta, correction, padded_count,
-                head_bias, bias_strides, head_mask, mask_strides, dropout_seed, batch, head, batch_head,
-                query_count, key_count, left, right, diagonal, numbers,
-                kind, (query_start < whole_start) | (query_start >= whole_end), VARIANT, QUERY_BLOCK,
-            )  # fmt: skip
-            kind = next_kind
+        for phase in tl.static_range(2 if VARIANT.apart else 1):
+            crosses = phase == 0
+            first = start
+            final = end
+            if VARIANT.apart and phase == 0:
+                final = whole_start
+            elif VARIANT.apart:
+                first = whole_start
+            kind = kind_of(survey, first // QUERY_BLOCK, VARIANT)
+            for query_start in tl.range(first, final, QUERY_BLOCK):
+                next_kind = kind_of(survey, query_start // QUERY_BLOCK + 1, VARIANT)  # ahead: a load takes its time
+                if not VARIANT.apart:
+                    crosses = (query_start < whole_start) | (query_start >= whole_end)
+                key_sum, value_sum = gather_rows(
+                    key_sum, value_sum, key_tile, value_tile, query_start, key_start, key_index,
+                    query, query_strides, output_gradient, gradient_strides, shift, delta, correction, padded_count,
+                    head_bias, bias_strides, head_mask, mask_strides, dropout_seed, batch, head, batch_head,
+                    query_count, key_count, left, right, diagonal, numbers, kind, crosses, VARIANT, QUERY_BLOCK,
+                )  # fmt: skip
+                kind = next_kind
         if VARIANT.dead_rows_nan:
             # P of a dead row is NaN for every key, also for those of skipped blocks.
             value_sum = tl.where(tl.load(dead_heads + batch_head) > 0, float("nan"), value_sum)
@@ -238,16 +244,26 @@ def query_gradients(
         survey = survey_row(survey, mask_strides, batch, block, blocks, tl.cdiv(key_count, KEY_BLOCK))
         start = tl.maximum(start, tl.load(survey) * KEY_BLOCK)
         end = tl.minimum(end, tl.load(survey + 1) * KEY_BLOCK)
-    kind = kind_of(survey, start // KEY_BLOCK, VARIANT)
-    for key_start in tl.range(start, end, KEY_BLOCK):
-        next_kind = kind_of(survey, key_start // KEY_BLOCK + 1, VARIANT)
-        query_sum = gather_keys(
-            query_sum, query_tile, gradient_tile, key_start, query_index, row_shift, row_delta, row_correction,
-            key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, dropout_seed,
-            batch, key_head, batch_head, query_count, key_count, left, right, diagonal, numbers,
-            query_start, kind, (key_start < whole_start) | (key_start >= whole_end), VARIANT, KEY_BLOCK,
-        )  # fmt: skip
-        kind = next_kind
+    for phase in tl.static_range(2 if VARIANT.apart else 1):
+        crosses = phase == 1
+        first = start
+        final = end
+        if VARIANT.apart and phase == 0:
+            final = whole_end
+        elif VARIANT.apart:
+            first = whole_end
+        kind = kind_of(survey, first // KEY_BLOCK, VARIANT)
+        for key_start in tl.range(first, final, KEY_BLOCK):
+            next_kind = kind_of(survey, key_start // KEY_BLOCK + 1, VARIANT)
+            if not VARIANT.apart:
+                crosses = (key_start < whole_start) | (key_start >= whole_end)
+            query_sum = gather_keys(
+                query_sum, query_tile, gradient_tile, key_start, query_index, row_shift, row_delta, row_correction,
+                key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, dropout_seed,
+                batch, key_head, batch_head, query_count, key_count, left, right, diagonal, numbers,
+                query_start, kind, crosses, VARIANT, KEY_BLOCK,
+            )  # fmt: skip
+            kind = next_kind
     store_tile(
         query_gradient, query_gradient_strides, batch, head, query_start, query_count,
         (query_sum * numbers.scale).to(query_tile.dtype),

@@ -99,6 +99,7 @@ class Plan:
         self.architecture = tuning.architecture()
         self.exact = q.dtype == torch.float32
         self.width, self.value_width = padded(head_dim), padded(value_dim)
+        self.widest = max(self.width, self.value_width)
         self.left, self.right = self._bounds()
         self.diagonal = arguments.key_offset
         self.mask = _readable(arguments.mask)
@@ -127,6 +128,8 @@ class Plan:
             "grouped": self.heads != self.key_heads,
             "right_bound": self.right is not None,
             "left_bound": self.left is not None,
+            # Narrow heads have the registers for a second loop, and a branch would cost a twentieth of a block.
+            "apart": self.right is not None and self.left is None and mask is None and self.widest <= tuning.NARROW,
             "fused_scale": plain and 0 < arguments.scale < math.inf,
             "softcap": arguments.softcap > 0,
             "logit_clip": arguments.logit_clip,
@@ -162,12 +165,11 @@ class Plan:
 
     def tile(self, kernel: str) -> tuning.Tile:
         """The tile of a kernel for this attention."""
-        width = max(self.width, self.value_width)
         short = kernel == tuning.FORWARD and self.key_count < SHORT
         return tuning.tile_for(
             kernel,
             self.architecture,
-            width,
+            self.widest,
             exact=self.exact,
             descriptors=self.variant["descriptors"],
             bounded=self.right is not None or self.query_count <= FEW_ROWS or short,

@@ -39,7 +39,8 @@ _HOPPER = {
     REVISIT: {64: Tile(64, 64, 4, 2), 128: Tile(64, 64, 4, 2), 256: Tile(64, 32, 4, 1)},
 }
 # Where bounds make the loops short, two small programs on a multiprocessor hide the beginning and end of each other.
-_HOPPER_BOUNDED = {FORWARD: {128: Tile(64, 64, 4, 3, 8, deferred=True)}}
+_HOPPER_BOUNDED = {FORWARD: {128: Tile(64, 64, 4, 3, 8, deferred=True)}, KEY_VALUE: {64: Tile(64, 64, 4, 2)}}
+NARROW = 64
 _AMPERE = {
     FORWARD: {64: Tile(64, 64, 4, 3, 8), 128: Tile(128, 64, 8, 3, 8), 256: Tile(64, 32, 8, 2, 8)},
     KEY_VALUE: {64: Tile(64, 64, 4, 2), 128: Tile(32, 64, 8, 2), 256: Tile(16, 64, 8, 1)},

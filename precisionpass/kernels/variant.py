@@ -14,6 +14,8 @@ class Variant:
     whole_queries, whole_keys: the length is a multiple of the kernel's tile: no tail block is compiled.
     right_bound, left_bound: keys after (causal, window) or before (window) a row's diagonal are excluded.
     fused_scale:         the scale multiplies inside the exponent; only where nothing stands between Q K^T and softmax.
+    apart:               the backward takes the blocks at the diagonal in a loop of their own, not by a branch.
+    mask_descriptor:     tiles of the mask are moved by a tensor descriptor.
     surveyed:            `mask_survey` has told the blocks of the mask that hold nothing or everything.
     rounded_normaliser:  the row sum adds the 16-bit P that multiplies V (NUMERICS 3), by a product with ones.
     precise_log_sum:     the log-sum-exp comes from a sum of the unrounded P beside it; in training from the rounded
@@ -47,6 +49,7 @@ class Variant:
     mask: bool = False
     mask_varies_by_query: bool = False
     mask_varies_by_key: bool = False
+    apart: bool = False
     surveyed: bool = False
     mask_descriptor: bool = False
     sinks: bool = False
