@@ -34,7 +34,7 @@ def compare(old: Callable, new: Callable, inputs: Mapping[str, object], seed: in
         torch.manual_seed(seed)
         with _Exact():
             exact = _run(old, {name: _wide(held) for name, held in inputs.items()}, None)
-        upstream = torch.randn(exact["output"].shape, dtype=torch.float64)
+        upstream = torch.randn(exact["output"].shape, dtype=torch.float64).to(exact["output"].device)
         with _Exact():
             exact = _run(old, {name: _wide(held) for name, held in inputs.items()}, upstream)
         with _WithoutDropout():
@@ -63,17 +63,20 @@ def show(results: object) -> None:
 _SOURCE = torch.Generator().manual_seed(0)
 
 
-def made_up(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A made-up tensor on the CPU: normal values; positions where it is a row of whole numbers, else ones; a mask that
-    lets nine of ten through and the first of every row.
+def made_up(shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu") -> Tensor:
+    """A made-up tensor, the same on every device: normal values; positions where it is a row of whole numbers, else
+    ones; a mask that lets nine of ten through and the first of every row. On the meta device it has no values.
     """
+    if device == "meta":
+        return torch.empty(shape, dtype=dtype, device=device)
     if dtype.is_floating_point or dtype.is_complex:
-        return torch.randn(shape, generator=_SOURCE).to(dtype)
+        return torch.randn(shape, generator=_SOURCE).to(device, dtype)
     if dtype == torch.bool:
         allowed = torch.rand(shape, generator=_SOURCE) < 0.9
         allowed[..., :1] = True
-        return allowed
-    return torch.arange(shape[0]).to(dtype) if len(shape) == 1 else torch.ones(shape, dtype=dtype)
+        return allowed.to(device)
+    whole = torch.arange(shape[0]) if len(shape) == 1 else torch.ones(shape)
+    return whole.to(device, dtype)
 
 
 def _run(function: Callable, inputs: Mapping[str, object], upstream: Tensor | None) -> dict[str, Tensor]:

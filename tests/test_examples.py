@@ -14,6 +14,8 @@ ARGUMENTS = {
     "01_first_review.py": [],
     "02_train.py": ["--backend", "aot_eager", "--steps", "2"],
     "03_own_rules.py": [],
+    "05_what_changed.py": [],
+    "06_one_site.py": [],
     "04_own_site.py": [],
 }
 SAID = {
@@ -24,6 +26,11 @@ SAID = {
     ],
     "02_train.py": ["step 2: loss", "rewritten: model.layers.0.self_attn, model.layers.1.self_attn"],
     "04_own_site.py": ["own.squared_relu x 1", "implementation=own.one_rounding", "norm of a gradient: 78."],
+    "05_what_changed.py": [
+        "attention x 1  changed  transformer.h.3.attn", "decision: rewritten -> kept", "+  - id: not-the-last",
+        "exit status for CI: 1",
+    ],
+    "06_one_site.py": ["def old(", "torch.ops.precisionpass.attention", "gradient of k_embed", "error "],
     "03_own_rules.py": ["own_rules.yaml: good", "own_rules:first-layer-as-it-is", "'transformer.h.0.attn': 'kept'"],
 }
 

@@ -1,7 +1,7 @@
 """A captured graph as a Python file that runs alone: every call with its dtype, shape, module and line of the user."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,16 +30,16 @@ def file_of(view: View, moment: str) -> str:
 
     moment: "before" or "after". What calls something that no file can name says so and does not run.
     """
-    missing: list[str] = []
-    imports: set[str] = set()
-    functions = _functions(view, "graph", missing, imports, {})
-    unable = [f"# It cannot be run: it calls {name}, which no file can name." for name in dict.fromkeys(missing)]
+    needs = _Needs()
+    functions = _functions(view, "graph", needs)
+    unable = [f"# It cannot be run: it calls {name}, which no file can name." for name in dict.fromkeys(needs.missing)]
     title = f"Graph {view.captured.name} {moment} the rewrite, as torch captured it."
     lines = [
         f'"""{title} Run it to compute it on made-up inputs."""',
         *unable,
+        *sorted(needs.warnings),
         "",
-        *import_lines(imports),
+        *import_lines(needs.imports),
         "from precisionpass.measure import made_up, show",
         *functions,
         "",
@@ -57,12 +57,14 @@ def file_of(view: View, moment: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def made_up(node: fx.Node) -> str:
-    """The expression for a made-up value of what a node computes."""
+def made_up(node: fx.Node, device: torch.device | None = None) -> str:
+    """The expression for a made-up value of what a node computes, on its own device or on this one."""
     held = graph.value(node)
     if not isinstance(held, torch.Tensor):
         return repr(graph.hint(held)) if isinstance(held, int | float | torch.SymInt) else "None"
-    return f"made_up({tuple(graph.hint(size) for size in held.shape)}, {held.dtype})"
+    device = device or held.device
+    where = "" if device.type == "cpu" else f', "{device}"'
+    return f"made_up({tuple(graph.hint(size) for size in held.shape)}, {held.dtype}{where})"
 
 
 def names_of(nodes: Iterable[fx.Node]) -> dict[fx.Node, str]:
@@ -131,7 +133,17 @@ def _place(captured: Captured, node: fx.Node, trace: str, in_module: bool) -> st
     return ", ".join(part for part in (f"{module} ({shown(origin.module_class)})", line) if part)
 
 
-def _functions(view: View, name: str, missing: list[str], imports: set[str], written: dict[int, str]) -> list[str]:
+@dataclass
+class _Needs:
+    """What a file's functions need from outside, and the names of the children written so far, by their view's id."""
+
+    missing: list[str] = field(default_factory=list)
+    imports: set[str] = field(default_factory=set)
+    warnings: set[str] = field(default_factory=set)
+    written: dict[int, str] = field(default_factory=dict)
+
+
+def _functions(view: View, name: str, needs: _Needs) -> list[str]:
     """The graph as a function called `name`, after the functions of its children."""
     lines: list[str] = []
     names = names_of(view.graph.nodes)
@@ -139,12 +151,12 @@ def _functions(view: View, name: str, missing: list[str], imports: set[str], wri
         child = view.children.get(str(node.target)) if node.op == "get_attr" else None
         if child is None:
             continue
-        if id(child) not in written:
-            written[id(child)] = f"{'' if name == 'graph' else name + '_'}{str(node.target).replace('.', '_')}"
-            lines += _functions(child, written[id(child)], missing, imports, written)
-        names[node] = written[id(child)]
+        if id(child) not in needs.written:
+            needs.written[id(child)] = f"{'' if name == 'graph' else name + '_'}{str(node.target).replace('.', '_')}"
+            lines += _functions(child, needs.written[id(child)], needs)
+        names[node] = needs.written[id(child)]
     constants = {node: text for node in view.graph.nodes if (text := _constant(view, node))}
-    missing += [
+    needs.missing += [
         f"the attribute {shown(node.target)}"
         for node in view.graph.nodes
         if node.op == "get_attr" and not graph.is_tensor(node) and str(node.target) not in view.children
@@ -152,7 +164,7 @@ def _functions(view: View, name: str, missing: list[str], imports: set[str], wri
     calls = [node for node in view.graph.nodes if node.op.startswith("call_")]
     speller = Speller(names)
     inside, unwritten = body(calls, speller, places_in(view.captured))
-    missing += unwritten
+    needs.missing += unwritten
     result = speller.value(next(node for node in view.graph.nodes if node.op == "output").args[0])
     lines += ["", "", f"def {name}("]
     lines += [f"    {parameter},  # {type_of(node)}" for node, parameter in _parameters(view)]
@@ -160,7 +172,8 @@ def _functions(view: View, name: str, missing: list[str], imports: set[str], wri
     lines += [f"    {names[node]} = {text}" for node, text in constants.items()]
     lines += [f"    {line}" for line in inside]
     lines += [f"    return {result}"]
-    imports |= speller.imports
+    needs.imports |= speller.imports
+    needs.warnings |= set(speller.warnings)
     return lines
 
 

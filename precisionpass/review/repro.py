@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import fx
 
+from precisionpass import graph
 from precisionpass.review.code import body, import_lines, made_up, names_of
 from precisionpass.review.plain import shown
 from precisionpass.review.report import SiteRecord
@@ -17,10 +19,12 @@ def repro(record: SiteRecord, whole: fx.Graph, old: Piece, new: Piece) -> str:
     names = {node.name: name for node, name in names_of([*inputs.values(), *old.calls, *new.calls]).items()}
     parameters = [names[name] for name in inputs]
     around = list(autocast_around(whole, old.calls[-1]))
-    imports: set[str] = set()
+    # What was looked at on the meta device runs on the CPU.
+    device = torch.device("cpu") if any(map(_on_meta, inputs.values())) else None
+    speller = Speller({n: names[n.name] for p in (old, new) for n in (*p.inputs, *p.calls)}, device)
     functions: list[str] = []
     for name, piece in (("old", old), ("new", new)):
-        lines = _function(name, piece, names, parameters, around, imports)
+        lines = _function(name, piece, parameters, around, speller)
         if not lines:
             return ""
         functions += lines
@@ -31,15 +35,16 @@ def repro(record: SiteRecord, whole: fx.Graph, old: Piece, new: Piece) -> str:
         "",
         "Run it: the site alone, old and new, against float64, on made-up inputs of the captured shapes.",
         '"""',
+        *speller.warnings,
         "",
-        *import_lines(imports),
+        *import_lines(speller.imports),
         "from precisionpass.measure import made_up, show_comparison",
         *functions,
         "",
         "",
         "def inputs():",
         "    return {",
-        *(f'        "{names[name]}": {made_up(node)},' for name, node in inputs.items()),
+        *(f'        "{names[name]}": {made_up(node, device)},' for name, node in inputs.items()),
         "    }",
         "",
         "",
@@ -49,16 +54,15 @@ def repro(record: SiteRecord, whole: fx.Graph, old: Piece, new: Piece) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _function(
-    name: str, piece: Piece, names: dict[str, str], parameters: list[str],
-    around: Sequence[str], imports: set[str],
-) -> list[str]:  # fmt: skip
+def _on_meta(node: fx.Node) -> bool:
+    return graph.is_tensor(node) and graph.value(node).device.type == "meta"
+
+
+def _function(name: str, piece: Piece, parameters: Sequence[str], around: Sequence[str], speller: Speller) -> list[str]:
     """`def name(...)` for a piece, [] where it cannot be written."""
-    speller = Speller({node: names[node.name] for node in (*piece.inputs, *piece.calls)})
     inside, missing = body(piece.calls, speller)
     if missing or not piece.calls:
         return []
-    imports |= speller.imports
     results = ", ".join(speller.names[node] for node in piece.outputs)
     indent = "    " * (len(around) + 1)
     regions = [f"{'    ' * (depth + 1)}with {region}:" for depth, region in enumerate(around)]

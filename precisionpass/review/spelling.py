@@ -25,6 +25,7 @@ _INFIX = {
 _SIGNS = {"mul": "×", "truediv": "÷", "sub": "−", "matmul": "matmul"}  # in drawings
 LONGEST_LABEL = 32
 _HOMES = (torch, torch.nn.functional, torch.special, torch.linalg, torch.fft, operator, builtins)
+_OF_TORCH = ("aten", "prims", "prim", "profiler", "inductor", "quantized", "_c10d_functional", "c10d_functional")
 _OPS = (type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor))
 # A body that is recomputed in the backward, or only marked: it computes what calling it computes.
 _CALLS_ITS_BODY = ("tag_activation_checkpoint", "wrap")
@@ -35,11 +36,20 @@ class Unwritable(Exception):
 
 
 class Speller:
-    """Writes calls over the names given for nodes. imports: the modules beside torch that what was written needs."""
+    """Writes calls over the names given for nodes. imports: the modules beside torch that what was written needs.
 
-    def __init__(self, names: Mapping[fx.Node, str]):
-        self.names = names
+    device: stands for every device that a call names, where given.
+    """
+
+    def __init__(self, names: Mapping[fx.Node, str], device: torch.device | None = None):
+        self.names, self.device = names, device
         self.imports: set[str] = set()
+        self.elsewhere: set[str] = set()
+
+    @property
+    def warnings(self) -> list[str]:
+        """A line of comment for each op that neither torch nor this package registers."""
+        return [f"# {name} is registered elsewhere: import its module first." for name in sorted(self.elsewhere)]
 
     def call(self, node: fx.Node) -> str:
         """The call of a node as one expression. Raises Unwritable."""
@@ -81,8 +91,11 @@ class Speller:
     def function(self, target: Callable) -> str:
         """A dotted name under which another file finds this very function. Raises Unwritable."""
         if isinstance(target, _OPS):
-            if str(target).startswith("precisionpass."):
+            namespace = str(target).partition(".")[0]
+            if namespace == "precisionpass":
                 self.imports.add("precisionpass.ops")
+            elif namespace not in _OF_TORCH:
+                self.elsewhere.add(str(target))
             return f"torch.ops.{target}"
         if _higher_order(target):
             return f"torch.ops.higher_order.{_higher_order(target)}"
@@ -111,7 +124,7 @@ class Speller:
             case torch.dtype() | torch.memory_format() | torch.layout():
                 return str(argument)
             case torch.device():
-                return f'torch.device("{argument}")'
+                return f'torch.device("{self.device or argument}")'
             case slice():
                 return f"slice({', '.join(map(self.value, (argument.start, argument.stop, argument.step)))})"
             case list():

@@ -161,3 +161,26 @@ def test_what_no_file_can_name_is_said(tmp_path):
     before = (tmp_path / "graph_0.before.py").read_text()
     assert "# It cannot be run: it calls test_what_no_file_can_name_is_said.<locals>.local" in before
     compile(before, "graph_0.before.py", "exec")
+
+
+def test_a_model_without_weights_has_files_that_run(tmp_path):
+    """What was looked at on the meta device: a site alone runs on the CPU, a graph gives shapes."""
+    with torch.device("meta"):
+        precisionpass.explain(Stack(1).bfloat16(), (torch.randn(2, 6, 32).bfloat16(),)).save(tmp_path)
+    (repro,) = tmp_path.glob("repro_*.py")
+    assert "meta" not in repro.read_text()
+    assert max(row.new_error for row in rows(load(repro))) < 2e-2
+    after = load(tmp_path / "graph_0.after.py")
+    assert [(y.shape, y.is_meta) for y in after.graph(*after.inputs())] == [((2, 6, 32), True)]
+
+
+def test_an_op_that_is_registered_elsewhere_is_named(tmp_path):
+    @torch.library.custom_op("reviewed::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    twice.register_fake(torch.empty_like)
+    precisionpass.explain(lambda x: twice(x).softmax(-1), (torch.randn(3, 4),)).save(tmp_path)
+    text = (tmp_path / "graph_0.before.py").read_text()
+    assert "# reviewed.twice.default is registered elsewhere: import its module first." in text
+    assert load(tmp_path / "graph_0.before.py").graph(torch.zeros(3, 4))[0].tolist() == [[0.25] * 4] * 3
