@@ -20,7 +20,7 @@ import torch
 
 import precisionpass.ops  # noqa: F401  registers torch.ops.precisionpass
 from precisionpass.numerics import arithmetics, generators
-from precisionpass.numerics.bias import drift, exact, measure, through_op
+from precisionpass.numerics.bias import Measured, drift, exact, measure, through_op
 
 ATTENTION = torch.ops.precisionpass.attention
 ARITHMETICS = {
@@ -50,8 +50,8 @@ def main() -> None:
         options.out.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def worst(attend, cases, seeds) -> dict[str, float]:
-    """The largest rho, bias and output error over cases and seeds."""
+def measured(attend, cases, seeds) -> list[Measured]:
+    """The figures of every case and seed."""
     found = []
     for make in cases.values():
         for seed in seeds:
@@ -59,6 +59,12 @@ def worst(attend, cases, seeds) -> dict[str, float]:
             if case.mask is not None and attend in (arithmetics.fast_exponential, arithmetics.all_sixteen_bit):
                 continue  # these two know no mask
             found.append(measure(case, attend(case), exact(case)))
+    return found
+
+
+def worst(attend, cases, seeds) -> dict[str, float]:
+    """The largest rho, bias and output error over cases and seeds."""
+    found = measured(attend, cases, seeds)
     return {figure: max(getattr(one, figure) for one in found) for figure in ("rho", "bias", "output")}
 
 
