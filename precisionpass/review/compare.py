@@ -148,7 +148,8 @@ def _differences(was: SiteRecord | NearMissRecord, now: SiteRecord | NearMissRec
         if old == new or name == "message":
             continue
         if not isinstance(old, dict):
-            yield name, *(", ".join(one) if isinstance(one, list) else value_words(one) for one in (old, new))
+            first, second = (", ".join(one) if isinstance(one, list) else value_words(one) for one in (old, new))
+            yield name, first, second
             continue
         for one in dict.fromkeys((*old, *new)):
             first, second = (_one(name, held.get(one)) for held in (old, new))

@@ -55,7 +55,8 @@ def repro(record: SiteRecord, whole: fx.Graph, old: Piece, new: Piece) -> str:
 
 
 def _on_meta(node: fx.Node) -> bool:
-    return graph.is_tensor(node) and graph.value(node).device.type == "meta"
+    value = graph.value(node)
+    return isinstance(value, torch.Tensor) and value.is_meta
 
 
 def _function(name: str, piece: Piece, parameters: Sequence[str], around: Sequence[str], speller: Speller) -> list[str]:
