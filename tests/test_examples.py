@@ -31,7 +31,7 @@ SAID = {
         "exit status for CI: 1",
     ],
     "06_one_site.py": ["def old(", "torch.ops.precisionpass.attention", "gradient of k_embed", "error "],
-    "03_own_rules.py": ["own_rules.yaml: good", "own_rules:first-layer-as-it-is", "'transformer.h.0.attn': 'kept'"],
+    "03_own_rules.py": ["own_rules.yaml: good", "kept by rule first-layer-as-it-is", "'transformer.h.0.attn': 'kept'"],
 }
 
 
