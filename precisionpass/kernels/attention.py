@@ -1,4 +1,4 @@
-"""Attention on a GPU: what the kernels can do, the forward and the backward, as the reference specifies them."""
+"""Attention on a GPU: what to launch for the forward and the backward, as the reference specifies them."""
 
 from __future__ import annotations
 
@@ -14,35 +14,20 @@ from precisionpass.kernels.attention_backward import key_value_gradients, query_
 from precisionpass.kernels.attention_bias import bias_gradients
 from precisionpass.kernels.attention_combine import combine_splits
 from precisionpass.kernels.attention_forward import attention_forward
+from precisionpass.kernels.attention_probabilities import write_probabilities
 from precisionpass.kernels.attention_rows import prepare_rows, revisit_rows
 from precisionpass.kernels.launch import NO_STRIDES, Plan, describable, heads_last, launch, strides_of
+from precisionpass.kernels.limits import supports
 from precisionpass.kernels.variant import Variant
 
 if TYPE_CHECKING:
     from precisionpass.ops.arguments import AttentionArguments, Gradients, Saved
 
-WIDEST = 256
+__all__ = ["backward", "forward", "supports"]
+
 ROWS_PADDED = 128
 WIDEST_TWO_LEVEL = 128  # wider, a second accumulator does not fit the registers
 ROWS_AT_A_TIME = 32
-
-
-def supports(arguments: AttentionArguments) -> str | None:
-    """None where the kernels can run this attention; else the reason, for the review and for the fallback."""
-    q, v = arguments.q, arguments.v
-    if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return f"the kernels compute in bfloat16, float16 and float32, not {str(q.dtype).removeprefix('torch.')}"
-    if max(q.shape[3], v.shape[3]) > WIDEST:
-        return f"the kernels take head dimensions up to {WIDEST}, not {max(q.shape[3], v.shape[3])}"
-    if arguments.score != "s":
-        return "the kernels have no general score expressions yet"
-    if arguments.probabilities != "none":
-        return "the kernels do not return probabilities"
-    if arguments.row_max_shift:
-        return "the kernels have no row_max_shift"
-    if arguments.output_clip > 0:
-        return "the kernels have no output_clip"
-    return None
 
 
 def forward(arguments: AttentionArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -57,11 +42,15 @@ def forward(arguments: AttentionArguments) -> tuple[Tensor, Tensor, Tensor, Tens
     residual = heads_last(q, shape, torch.int8) if arguments.keeps_residual else q.new_empty(0, dtype=torch.int8)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     row_max = torch.empty_like(lse) if arguments.return_max_logits else lse.new_empty(0)
+    shape = (*q.shape[:3], v.shape[2]) if arguments.probabilities != "none" else (0,)
+    probabilities = torch.empty(shape, dtype=q.dtype, device=q.device)
     if output.numel() == 0:
-        return output, residual, _empty_lse(arguments, lse), _largest(arguments, row_max, q), q.new_empty(0)
+        return output, residual, _empty_lse(arguments, lse), _largest(arguments, row_max, q), probabilities
 
     with torch.cuda.device_of(q):
         plan = Plan(arguments)
+        if probabilities.numel():
+            _write_probabilities(plan, probabilities)
         tile = plan.tile(tuning.FORWARD)
         two_level = arguments.normaliser == "rounded" and not plan.exact and plan.value_width <= WIDEST_TWO_LEVEL
         variant = plan.variant_for(
@@ -76,12 +65,14 @@ def forward(arguments: AttentionArguments) -> tuple[Tensor, Tensor, Tensor, Tens
             residual_descriptor=arguments.keeps_residual and plan.variant["descriptors"] and tile.warps > 4,
             sinks=arguments.sinks is not None,
             row_max=arguments.return_max_logits,
+            output_clip=arguments.output_clip > 0,
+            row_max_shift=bool(arguments.row_max_shift),
         )
         programs = plan.query_programs(tile.query_block)
         splits = plan.splits(tile, programs)
         if splits > 1:
             _forward_in_parts(plan, tile, variant, splits, output, residual, lse, row_max)
-            return output, residual, lse, _largest(arguments, row_max, q), q.new_empty(0)
+            return output, residual, lse, _largest(arguments, row_max, q), probabilities
         target, strides = plan.tiled(output, tile.query_block, plan.value_width)
         if variant.residual_descriptor:
             steps, steps_strides = plan.tiled(residual, tile.query_block, plan.value_width)
@@ -94,7 +85,7 @@ def forward(arguments: AttentionArguments) -> tuple[Tensor, Tensor, Tensor, Tens
             *plan.sizes(), 1,
             VARIANT=variant, QUERY_BLOCK=tile.query_block, KEY_BLOCK=tile.key_block,
         )  # fmt: skip
-    return output, residual, lse, _largest(arguments, row_max, q), q.new_empty(0)
+    return output, residual, lse, _largest(arguments, row_max, q), probabilities
 
 
 def _forward_in_parts(
@@ -106,7 +97,7 @@ def _forward_in_parts(
     parts = torch.empty((plan.batch, count, plan.query_count, value_dim), dtype=torch.float32, device=output.device)
     part_lse = torch.empty(parts.shape[:3], dtype=torch.float32, device=output.device)
     part_max = torch.empty_like(part_lse) if variant.row_max else None
-    partial = replace(variant, split=True, residual=False, dead_rows=True, dead_rows_nan=False)
+    partial = replace(variant, split=True, residual=False, dead_rows=True, dead_rows_nan=False, output_clip=False)
     launch(
         attention_forward, plan.query_programs(tile.query_block) * splits, tile,
         *plan.inputs(tile), None, None, NO_STRIDES, arguments.seed, parts, strides_of(parts), None, NO_STRIDES,
@@ -117,7 +108,18 @@ def _forward_in_parts(
         combine_splits, plan.batch * plan.heads * plan.query_count, tuning.Tile(1, 1, 4, 1),
         parts, part_lse, part_max, output, strides_of(output), residual if variant.residual else None,
         strides_of(output), lse, row_max if variant.row_max else None, plan.heads, plan.query_count, splits,
+        plan.numbers.output_limit,
         VARIANT=variant, PARTS=triton.next_power_of_2(splits),
+    )  # fmt: skip
+
+
+def _write_probabilities(plan: Plan, probabilities: Tensor) -> None:
+    arguments, tile = plan.arguments, plan.tile(tuning.REVISIT)
+    launch(
+        write_probabilities, plan.query_programs(tile.query_block), tile,
+        *plan.inputs(tile), arguments.sinks, strides_of(arguments.sinks), arguments.seed, probabilities, *plan.sizes(),
+        VARIANT=plan.variant_for(tile, sinks=arguments.sinks is not None), QUERY_BLOCK=tile.query_block,
+        KEY_BLOCK=tile.key_block, DROPPED=arguments.probabilities == "dropped",
     )  # fmt: skip
 
 
@@ -143,13 +145,13 @@ def backward(
 
     Every sum has a fixed order: the same inputs give the same bits.
     """
-    needs_q, needs_k, needs_v, needs_bias, needs_sinks, *_ = gradients.needs
+    needs_q, needs_k, needs_v, needs_bias, needs_sinks, *needs_inputs = gradients.needs
     q, k, v = arguments.q, arguments.k, arguments.v
     nothing = q.new_empty(0)
     if saved.output.numel() == 0 or k.numel() == 0:
         return _zero_gradients(gradients, arguments)
     with torch.cuda.device_of(q):
-        plan = Plan(arguments)
+        plan = Plan(arguments, gradients.probabilities)
         upstream = gradients.output
         if plan.variant["descriptors"] and not describable(upstream):
             upstream = heads_last(q, saved.output.shape, q.dtype).copy_(upstream)
@@ -164,10 +166,13 @@ def backward(
             dk, dv = heads_last(k, k.shape, k.dtype), heads_last(v, v.shape, v.dtype)
             _launch_key_value(plan, rows, dk, dv)
         if needs_bias:
-            dbias = _bias_gradient(plan, rows)
+            dbias = _broadcast_gradient(plan, rows, arguments.bias)
+        dinputs = [
+            _broadcast_gradient(plan, rows, tensor, index) if needed else tensor.new_empty(0)
+            for index, (tensor, needed) in enumerate(zip(arguments.score_inputs, needs_inputs, strict=False))
+        ]
         dsinks = _sinks_gradient(arguments, saved, rows.delta[:, :, : plan.query_count]) if needs_sinks else nothing
-    empty = [tensor.new_empty(0) for tensor in arguments.score_inputs]
-    return dq, dk if needs_k else nothing, dv if needs_v else nothing, dbias, dsinks, empty
+    return dq, dk if needs_k else nothing, dv if needs_v else nothing, dbias, dsinks, dinputs
 
 
 class _Rows:
@@ -181,17 +186,19 @@ class _Rows:
         self.saved, self.upstream = saved, upstream
         self.residual = saved.residual if arguments.delta == "residual" and saved.has_residual else None
         missing = arguments.delta == "residual" and arguments.rounds and self.residual is None
-        self.recompute = arguments.delta == "recompute" or missing
+        # What arrives through P joins dP, whose mean is not in the output: delta has to be summed anew.
+        self.recompute = arguments.delta == "recompute" or missing or gradients.probabilities is not None
         self.lse_gradient = gradients.lse.to(torch.float32).contiguous() if gradients.lse is not None else None
-        nan, bias = plan.variant["dead_rows_nan"], plan.variant["bias"]
+        nan, self.corrected = plan.variant["dead_rows_nan"], Variant(**plan.variant).corrected
         covers = plan.tile(tuning.QUERY).query_block >= plan.tile(tuning.KEY_VALUE).query_block
-        self.made_by_query = gradients.needs[0] and covers and not (self.recompute or bias or nan)
+        apart = self.recompute or self.corrected or nan or arguments.packed
+        self.made_by_query = gradients.needs[0] and covers and not apart
         self.settings = {"residual": self.residual is not None, "log_sum_gradient": self.lse_gradient is not None}
         self.padded_count = -(-plan.query_count // ROWS_PADDED) * ROWS_PADDED
         shape = (plan.batch, plan.heads, self.padded_count)
         self.delta = torch.empty(shape, dtype=torch.float32, device=upstream.device)
         self.shift = torch.empty_like(self.delta)
-        self.correction = torch.empty_like(self.delta) if bias else None
+        self.correction = torch.empty_like(self.delta) if self.corrected else None
         self.dead_heads = torch.zeros(shape[:2], dtype=torch.int32, device=upstream.device) if nan else None
 
     def statistics(self) -> tuple[Tensor, Tensor, Tensor | None, int]:
@@ -209,7 +216,7 @@ def _prepare(plan: Plan, rows: _Rows) -> None:
         plan.heads, plan.query_count,
         VARIANT=plan.variant_for(tile, **rows.settings), ROWS=ROWS_AT_A_TIME, WANTS_DELTA=not rows.recompute,
     )  # fmt: skip
-    if rows.recompute or plan.variant["bias"]:
+    if rows.recompute or rows.corrected:
         tile = plan.tile(tuning.REVISIT)
         launch(
             revisit_rows, plan.query_programs(tile.query_block), tile,
@@ -245,21 +252,23 @@ def _launch_query(plan: Plan, rows: _Rows, dq: Tensor) -> None:
     )  # fmt: skip
 
 
-def _bias_gradient(plan: Plan, rows: _Rows) -> Tensor:
-    bias = plan.arguments.bias
+def _broadcast_gradient(plan: Plan, rows: _Rows, tensor: Tensor, score_input: int = -1) -> Tensor:
+    """The gradient of the bias, or of a score input, in its shape and format."""
     tile = plan.tile(tuning.REVISIT)
-    total = torch.empty(bias.shape, dtype=torch.float32, device=bias.device)
-    own_rows = -(-plan.query_count // tile.query_block) if bias.shape[2] > 1 else 1
-    own_keys = -(-plan.key_count // tile.key_block) if bias.shape[3] > 1 else 1
-    planes, heads = bias.shape[0] * bias.shape[1], bias.shape[1]
-    spans = (plan.batch if bias.shape[0] == 1 else 1, plan.heads if heads == 1 else 1)
+    total = torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device)
+    by_query, by_key = tensor.shape[2] > 1, tensor.shape[3] > 1
+    own_rows = -(-plan.query_count // tile.query_block) if by_query else 1
+    own_keys = -(-plan.key_count // tile.key_block) if by_key else 1
+    planes, heads = tensor.shape[0] * tensor.shape[1], tensor.shape[1]
+    spans = (plan.batch if tensor.shape[0] == 1 else 1, plan.heads if heads == 1 else 1)
     launch(
         bias_gradients, planes * own_rows * own_keys, tile,
         *plan.inputs(tile), plan.arguments.seed, *plan.tiled(rows.upstream, tile.query_block, plan.value_width),
         *rows.statistics(), total, *plan.sizes(), heads, *spans,
         VARIANT=plan.variant_for(tile), QUERY_BLOCK=tile.query_block, KEY_BLOCK=tile.key_block,
+        BY_QUERY=by_query, BY_KEY=by_key, INPUT=score_input,
     )  # fmt: skip
-    return total.to(bias.dtype)
+    return total.to(tensor.dtype)
 
 
 def _sinks_gradient(arguments: AttentionArguments, saved: Saved, delta: Tensor) -> Tensor:
@@ -273,10 +282,9 @@ def _zero_gradients(
     gradients: Gradients, arguments: AttentionArguments
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
     """Gradients where there is no row or no key: zero for whatever has elements."""
-    inputs = (arguments.q, arguments.k, arguments.v, arguments.bias, arguments.sinks)
-    needed = gradients.needs[: len(inputs)]
-    dq, dk, dv, dbias, dsinks = (
+    inputs = (arguments.q, arguments.k, arguments.v, arguments.bias, arguments.sinks, *arguments.score_inputs)
+    dq, dk, dv, dbias, dsinks, *dinputs = (
         torch.zeros_like(tensor) if wanted and tensor is not None else arguments.q.new_empty(0)
-        for tensor, wanted in zip(inputs, needed, strict=True)
+        for tensor, wanted in zip(inputs, gradients.needs, strict=False)
     )
-    return dq, dk, dv, dbias, dsinks, [tensor.new_empty(0) for tensor in arguments.score_inputs]
+    return dq, dk, dv, dbias, dsinks, dinputs

@@ -10,58 +10,15 @@ from registers.
 import triton
 import triton.language as tl
 
-from precisionpass.kernels import attention_rows, dropout
-from precisionpass.kernels.gradients import probabilities_and_gradient, product_gradient, score_gradient
+from precisionpass.kernels import attention_rows, dropout, sequences
+from precisionpass.kernels.gradients import gather_keys, gather_rows
 from precisionpass.kernels.mask_survey import kind_of, survey_row
 from precisionpass.kernels.masks import key_range, query_range
-from precisionpass.kernels.tiles import load_tile, store_tile
+from precisionpass.kernels.tiles import load_statistic, load_tile, store_tile
+from precisionpass.kernels.variant import Place, Placed
 
 # `padded_count`, the rows of the statistics, is specialised: a multiple of 128, so that their loads are wide.
 LENGTHS = ["heads", "group", "query_count", "key_count", "left", "right", "diagonal"]
-
-
-@triton.jit
-def gather_rows(
-    key_sum, value_sum, key_tile, value_tile, query_start, key_start, key_index,
-    query, query_strides, output_gradient, gradient_strides, shift, delta, correction, padded_count,
-    bias, bias_strides, mask, mask_strides, seed, batch, head, batch_head,
-    query_count, key_count, left, right, diagonal, numbers,
-    kind, crosses, VARIANT: tl.constexpr, QUERY_BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Add what QUERY_BLOCK rows from `query_start` on give to dK and dV of one key block."""
-    query_tile = load_tile(
-        query, query_strides, batch, head, query_start, query_count,
-        QUERY_BLOCK, VARIANT.head_dim, VARIANT.width, VARIANT.descriptors, not VARIANT.whole_queries,
-    )  # fmt: skip
-    query_index = query_start + tl.arange(0, QUERY_BLOCK)
-    statistics = batch_head.to(tl.int64) * padded_count + query_index
-    row_shift = tl.load(shift + statistics)
-    gradient_tile = load_tile(
-        output_gradient, gradient_strides, batch, head, query_start, query_count,
-        QUERY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.descriptors, not VARIANT.whole_queries,
-    )  # fmt: skip
-    row_delta = tl.load(delta + statistics)
-    row_correction = row_delta
-    if VARIANT.bias:
-        row_correction = tl.load(correction + statistics)
-    product, probabilities, kept, gradient, allowed = probabilities_and_gradient(
-        key_tile, tl.trans(query_tile), value_tile, tl.trans(gradient_tile),
-        query_index[None, :], key_index[:, None], key_start, row_shift[None, :], row_correction[None, :],
-        bias, bias_strides, mask, mask_strides, seed, batch_head,
-        query_count, key_count, left, right, diagonal, numbers,
-        batch, query_start, kind, crosses, VARIANT, VARIANT.right_bound or VARIANT.left_bound, not VARIANT.whole_keys,
-    )  # fmt: skip
-    if VARIANT.exact:
-        value_sum = tl.dot(kept, gradient_tile, value_sum, input_precision="ieee")
-    else:
-        value_sum = tl.dot(kept.to(query_tile.dtype), gradient_tile, value_sum)
-    slope = score_gradient(probabilities, gradient, row_delta[None, :], allowed, VARIANT)
-    slope = product_gradient(slope, product, numbers, VARIANT)
-    if VARIANT.exact:
-        key_sum = tl.dot(slope, query_tile, key_sum, input_precision="ieee")
-    else:
-        key_sum = tl.dot(slope.to(query_tile.dtype), query_tile, key_sum)
-    return key_sum, value_sum
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -75,11 +32,28 @@ def key_value_gradients(
     """dK and dV of KEY_BLOCK keys of one key head, summed over the query heads that share it, in their order."""
     WIDTH: tl.constexpr = VARIANT.width
     VALUE_WIDTH: tl.constexpr = VARIANT.value_width
-    blocks = tl.cdiv(key_count, KEY_BLOCK)
+    blocks = sequences.blocks(key_count, KEY_BLOCK, numbers, VARIANT)
     key_heads = heads // group
     batch = tl.program_id(0) // blocks // key_heads
     key_head = (tl.program_id(0) // blocks) % key_heads
-    key_start = (tl.program_id(0) % blocks) * KEY_BLOCK
+    block = tl.program_id(0) % blocks
+    sequence, first_row, first_key, total_rows, total_keys = batch, 0, 0, query_count, key_count
+    if VARIANT.packed:
+        sequence, block, first_row, query_count, first_key, key_count, diagonal = sequences.of_keys(
+            block, total_rows, total_keys, numbers.packing, KEY_BLOCK, VARIANT
+        )
+        query = sequences.moved(query, query_strides, first_row, 0)
+        key = sequences.moved(key, key_strides, first_key, 0)
+        value = sequences.moved(value, value_strides, first_key, 0)
+        if VARIANT.mask:
+            mask = sequences.moved(mask, mask_strides, first_row, first_key)
+        output_gradient = sequences.moved(output_gradient, gradient_strides, first_row, 0)
+        key_gradient = sequences.moved(key_gradient, key_gradient_strides, first_key, 0)
+        value_gradient = sequences.moved(value_gradient, value_gradient_strides, first_key, 0)
+        shift, delta = shift + first_row, delta + first_row
+        if VARIANT.corrected:
+            correction += first_row
+    key_start = block * KEY_BLOCK
     key_index = key_start + tl.arange(0, KEY_BLOCK)
     dropout_seed = 0
     if VARIANT.dropout:
@@ -106,6 +80,9 @@ def key_value_gradients(
     for member in range(group if VARIANT.grouped else 1):
         head = key_head * group + member
         batch_head = batch * heads + head
+        here = numbers
+        if VARIANT.placed:
+            here = Placed(*numbers, Place(sequence, batch, head, first_row, first_key, total_rows, total_keys))
         head_bias = bias
         if VARIANT.bias:
             head_bias += batch.to(tl.int64) * bias_strides.batch + head.to(tl.int64) * bias_strides.head
@@ -129,7 +106,7 @@ def key_value_gradients(
                     key_sum, value_sum, key_tile, value_tile, query_start, key_start, key_index,
                     query, query_strides, output_gradient, gradient_strides, shift, delta, correction, padded_count,
                     head_bias, bias_strides, head_mask, mask_strides, dropout_seed, batch, head, batch_head,
-                    query_count, key_count, left, right, diagonal, numbers, kind, crosses, VARIANT, QUERY_BLOCK,
+                    query_count, key_count, left, right, diagonal, here, kind, crosses, VARIANT, QUERY_BLOCK,
                 )  # fmt: skip
                 kind = next_kind
         if VARIANT.dead_rows_nan:
@@ -148,39 +125,6 @@ def key_value_gradients(
     )  # fmt: skip
 
 
-@triton.jit
-def gather_keys(
-    query_sum, query_tile, gradient_tile, key_start, query_index, row_shift, row_delta, row_correction,
-    key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, seed,
-    batch, key_head, batch_head, query_count, key_count, left, right, diagonal, numbers,
-    query_start, kind, crosses, VARIANT: tl.constexpr, KEY_BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Add what KEY_BLOCK keys from `key_start` on give to dQ of one query block."""
-    key_tile = load_tile(
-        key, key_strides, batch, key_head, key_start, key_count,
-        KEY_BLOCK, VARIANT.head_dim, VARIANT.width, VARIANT.descriptors, not VARIANT.whole_keys,
-    )  # fmt: skip
-    value_tile = load_tile(
-        value, value_strides, batch, key_head, key_start, key_count,
-        KEY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.descriptors, not VARIANT.whole_keys,
-    )  # fmt: skip
-    key_index = key_start + tl.arange(0, KEY_BLOCK)
-    product, probabilities, _, gradient, allowed = probabilities_and_gradient(
-        query_tile, tl.trans(key_tile), gradient_tile, tl.trans(value_tile),
-        query_index[:, None], key_index[None, :], key_start, row_shift[:, None], row_correction[:, None],
-        bias, bias_strides, mask, mask_strides, seed, batch_head,
-        query_count, key_count, left, right, diagonal, numbers,
-        batch, query_start, kind, crosses, VARIANT, VARIANT.bounded, not VARIANT.whole_keys,
-    )  # fmt: skip
-    slope = score_gradient(probabilities, gradient, row_delta[:, None], allowed, VARIANT)
-    slope = product_gradient(slope, product, numbers, VARIANT)
-    if VARIANT.exact:
-        query_sum = tl.dot(slope, key_tile, query_sum, input_precision="ieee")
-    else:
-        query_sum = tl.dot(slope.to(query_tile.dtype), key_tile, query_sum)
-    return query_sum
-
-
 @triton.jit(do_not_specialize=LENGTHS)
 def query_gradients(
     query, query_strides, key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, survey, seed,
@@ -191,19 +135,33 @@ def query_gradients(
 ):  # fmt: skip
     """dQ of QUERY_BLOCK rows of one head; with `makes_rows` their delta and shift too, for the kernel of dK and dV."""
     WIDTH: tl.constexpr = VARIANT.width
-    blocks = tl.cdiv(query_count, QUERY_BLOCK)
+    blocks = sequences.blocks(query_count, QUERY_BLOCK, numbers, VARIANT)
     batch_head = tl.program_id(0) // blocks
     block = tl.program_id(0) % blocks
-    if VARIANT.right_bound:
+    if VARIANT.right_bound and not VARIANT.packed:
         block = blocks - 1 - block  # the longest rows first
     batch = batch_head // heads
     head = batch_head % heads
     key_head = head
     if VARIANT.grouped:
         key_head = head // group
+    sequence, first_row, first_key, total_rows, total_keys = batch, 0, 0, query_count, key_count
+    if VARIANT.packed:
+        sequence, block, first_row, query_count, first_key, key_count, diagonal = sequences.of_rows(
+            block, total_rows, total_keys, numbers.packing, QUERY_BLOCK, VARIANT
+        )
+        query = sequences.moved(query, query_strides, first_row, 0)
+        key = sequences.moved(key, key_strides, first_key, 0)
+        value = sequences.moved(value, value_strides, first_key, 0)
+        if VARIANT.mask:
+            mask = sequences.moved(mask, mask_strides, first_row, first_key)
+        output_gradient = sequences.moved(output_gradient, gradient_strides, first_row, 0)
+        query_gradient = sequences.moved(query_gradient, query_gradient_strides, first_row, 0)
+    if VARIANT.placed:
+        numbers = Placed(*numbers, Place(sequence, batch, head, first_row, first_key, total_rows, total_keys))
     query_start = block * QUERY_BLOCK
     query_index = query_start + tl.arange(0, QUERY_BLOCK)
-    statistics = batch_head.to(tl.int64) * padded_count + query_index
+    statistics = batch_head.to(tl.int64) * padded_count + first_row + query_index
     if VARIANT.bias:
         bias += batch.to(tl.int64) * bias_strides.batch + head.to(tl.int64) * bias_strides.head
     if VARIANT.mask and not VARIANT.mask_descriptor:
@@ -231,11 +189,12 @@ def query_gradients(
         tl.store(shift + statistics, row_shift)
         tl.store(delta + statistics, row_delta)
     else:
-        row_shift = tl.load(shift + statistics)
-        row_delta = tl.load(delta + statistics)
+        inside = query_index < query_count
+        row_shift = load_statistic(shift + statistics, inside, float("inf"), VARIANT.packed)
+        row_delta = load_statistic(delta + statistics, inside, 0.0, VARIANT.packed)
     row_correction = row_delta
-    if VARIANT.bias:
-        row_correction = tl.load(correction + statistics)
+    if VARIANT.corrected:
+        row_correction = load_statistic(correction + statistics, query_index < query_count, 0.0, VARIANT.packed)
     query_sum = tl.zeros([QUERY_BLOCK, WIDTH], tl.float32)
     start, whole_start, whole_end, end = key_range(
         query_start, key_count, left, right, diagonal, QUERY_BLOCK, KEY_BLOCK, VARIANT

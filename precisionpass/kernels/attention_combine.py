@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from precisionpass.kernels import residual as residual_code
+from precisionpass.kernels.online_softmax import bounded
 from precisionpass.kernels.scores import LOG2_E
 
 FEWEST_BLOCKS = 4  # key blocks that a program must have to be worth its start
@@ -22,7 +23,7 @@ def splits_for(programs: int, key_blocks: int, multiprocessors: int) -> int:
 @triton.jit(do_not_specialize=["heads", "query_count", "splits"])
 def combine_splits(
     parts, parts_log_sum, parts_maximum, output, output_strides, residual, residual_strides, log_sum_exp, maximum,
-    heads, query_count, splits,
+    heads, query_count, splits, output_limit,
     VARIANT: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """One row: parts [B, H * splits, Sq, Dv] FP32, contiguous, to the output's format, its residual and its lse."""
@@ -47,6 +48,8 @@ def combine_splits(
     precise = tl.sum(values * weights[:, None], 0) / tl.where(total == 0.0, 1.0, total)
     if VARIANT.dead_rows_nan:
         precise = tl.where(total == 0.0, float("nan"), precise)
+    if VARIANT.output_clip:
+        precise = bounded(precise, output_limit)
 
     statistics = batch_head.to(tl.int64) * query_count + row
     tl.store(log_sum_exp + statistics, tl.where(total == 0.0, float("-inf"), shift + tl.log(total)))

@@ -4,10 +4,12 @@ import triton
 import triton.language as tl
 
 from precisionpass.kernels import residual as residual_code
+from precisionpass.kernels import sequences, shifts
 from precisionpass.kernels.mask_survey import kind_of, survey_row
 from precisionpass.kernels.masks import key_range
 from precisionpass.kernels.online_softmax import absorb, finish
 from precisionpass.kernels.tiles import load_tile, store_tile
+from precisionpass.kernels.variant import Place, Placed
 
 LENGTHS = ["heads", "group", "query_count", "key_count", "left", "right", "diagonal", "splits"]
 
@@ -26,7 +28,7 @@ def attention_forward(
     """
     VALUE_WIDTH: tl.constexpr = VARIANT.value_width
     ONES_WIDTH: tl.constexpr = VARIANT.ones_width
-    blocks = tl.cdiv(query_count, QUERY_BLOCK)
+    blocks = sequences.blocks(query_count, QUERY_BLOCK, numbers, VARIANT)
     program = tl.program_id(0)
     batch_head = program // blocks
     block = program % blocks
@@ -34,13 +36,33 @@ def attention_forward(
     if VARIANT.split:
         split = batch_head % splits
         batch_head = batch_head // splits
-    if VARIANT.right_bound:
+    if VARIANT.right_bound and not VARIANT.packed:
         block = blocks - 1 - block  # the longest rows first: they set the time of the last wave
     batch = batch_head // heads
     head = batch_head % heads
     key_head = head
     if VARIANT.grouped:
         key_head = head // group
+    sequence, first_row, first_key, total_rows, total_keys = batch, 0, 0, query_count, key_count
+    if VARIANT.packed:
+        sequence, block, first_row, query_count, first_key, key_count, diagonal = sequences.of_rows(
+            block, total_rows, total_keys, numbers.packing, QUERY_BLOCK, VARIANT
+        )
+        query = sequences.moved(query, query_strides, first_row, 0)
+        key = sequences.moved(key, key_strides, first_key, 0)
+        value = sequences.moved(value, value_strides, first_key, 0)
+        if VARIANT.mask:
+            mask = sequences.moved(mask, mask_strides, first_row, first_key)
+        output = sequences.moved(output, output_strides, first_row, 0)
+        log_sum_exp += first_row
+        if VARIANT.residual:
+            residual = sequences.moved(residual, residual_strides, first_row, 0)
+        if VARIANT.row_max:
+            maximum += first_row
+        if VARIANT.sinks:
+            sinks = sequences.moved(sinks, sinks_strides, first_row, 0)
+    if VARIANT.placed:
+        numbers = Placed(*numbers, Place(sequence, batch, head, first_row, first_key, total_rows, total_keys))
     query_start = block * QUERY_BLOCK
     query_index = query_start + tl.arange(0, QUERY_BLOCK)
     if VARIANT.bias:
@@ -57,6 +79,8 @@ def attention_forward(
     )  # fmt: skip
     accumulator = tl.zeros([QUERY_BLOCK, VALUE_WIDTH], tl.float32)
     row_max = tl.full([QUERY_BLOCK], float("-inf"), tl.float32)
+    if VARIANT.row_max_shift:
+        row_max = shifts.start(QUERY_BLOCK)
     precise_sum = tl.zeros([QUERY_BLOCK], tl.float32)
     if VARIANT.rounded_normaliser and not VARIANT.exact:
         row_sum = tl.zeros([QUERY_BLOCK, ONES_WIDTH], tl.float32)
@@ -110,7 +134,7 @@ def attention_forward(
     if VARIANT.split:
         part = batch_head * splits + split
         head = head * splits + split
-    statistics = part.to(tl.int64) * query_count + query_index
+    statistics = part.to(tl.int64) * total_rows + query_index
     tl.store(log_sum_exp + statistics, log_sum, mask=row_inside)
     if VARIANT.row_max:
         tl.store(maximum + statistics, natural_max, mask=row_inside)

@@ -9,10 +9,12 @@ import triton
 import triton.language as tl
 
 from precisionpass.kernels import residual as residual_code
+from precisionpass.kernels import sequences
 from precisionpass.kernels.gradients import probabilities_and_gradient
 from precisionpass.kernels.masks import key_range
 from precisionpass.kernels.scores import LOG2_E
-from precisionpass.kernels.tiles import load_tile
+from precisionpass.kernels.tiles import load_statistic, load_tile
+from precisionpass.kernels.variant import Place, Placed
 
 LENGTHS = ["heads", "group", "query_count", "key_count", "left", "right", "diagonal"]
 PRECISE_LOG_SUM = tl.constexpr(256.0)  # above it the spacing of FP32 passes 1e-5, a relative error of P
@@ -84,7 +86,7 @@ def prepare_rows(
     tl.store(shift + statistics, subtracted)
     if VARIANT.dead_rows_nan:
         tl.atomic_max(dead_heads + batch_head, tl.max(dead.to(tl.int32), 0))
-    if VARIANT.bias:
+    if VARIANT.corrected:
         tl.store(correction + statistics, tl.zeros([ROWS], tl.float32))
     if WANTS_DELTA:
         gradient = load_tile(
@@ -112,20 +114,41 @@ def revisit_rows(
     A row whose keys all carry a fill of finfo.min or -1e4 has a log-sum-exp that FP32 cannot tell from its maximum.
     `correction` = log2 rowsum exp(S - lse) puts that right; rows of ordinary size keep 0 and cost nothing.
     """
-    blocks = tl.cdiv(query_count, QUERY_BLOCK)
+    blocks = sequences.blocks(query_count, QUERY_BLOCK, numbers, VARIANT)
     batch_head = tl.program_id(0) // blocks
-    query_start = (tl.program_id(0) % blocks) * QUERY_BLOCK
+    block = tl.program_id(0) % blocks
     batch = batch_head // heads
     head = batch_head % heads
     key_head = head
     if VARIANT.grouped:
         key_head = head // group
+    sequence, first_row, first_key, total_rows, total_keys = batch, 0, 0, query_count, key_count
+    if VARIANT.packed:
+        sequence, block, first_row, query_count, first_key, key_count, diagonal = sequences.of_rows(
+            block, total_rows, total_keys, numbers.packing, QUERY_BLOCK, VARIANT
+        )
+        query = sequences.moved(query, query_strides, first_row, 0)
+        key = sequences.moved(key, key_strides, first_key, 0)
+        value = sequences.moved(value, value_strides, first_key, 0)
+        if VARIANT.mask:
+            mask = sequences.moved(mask, mask_strides, first_row, first_key)
+        output_gradient = sequences.moved(output_gradient, gradient_strides, first_row, 0)
+        shift, delta = shift + first_row, delta + first_row
+        if VARIANT.corrected:
+            correction += first_row
+        if VARIANT.sinks:
+            sinks = sequences.moved(sinks, sinks_strides, first_row, 0)
+        if VARIANT.log_sum_gradient:
+            log_sum_gradient += first_row
+    if VARIANT.placed:
+        numbers = Placed(*numbers, Place(sequence, batch, head, first_row, first_key, total_rows, total_keys))
+    query_start = block * QUERY_BLOCK
     query_index = query_start + tl.arange(0, QUERY_BLOCK)
     inside = query_index < query_count
     statistics = batch_head.to(tl.int64) * padded_count + query_index
-    subtracted = tl.load(shift + statistics)
+    subtracted = load_statistic(shift + statistics, inside, float("inf"), VARIANT.packed)
     sizes = tl.where(subtracted == float("inf"), 0.0, tl.abs(subtracted))
-    large = (sizes > PRECISE_LOG_SUM) & VARIANT.bias
+    large = (sizes > PRECISE_LOG_SUM) & VARIANT.corrected
     weight = tl.zeros([QUERY_BLOCK], tl.float32)
     weighted = tl.zeros([QUERY_BLOCK], tl.float32)
     if WANTS_DELTA or tl.max(large.to(tl.int32), 0) > 0:
@@ -173,11 +196,18 @@ def revisit_rows(
             if VARIANT.fused_scale:
                 log_sum = subtracted / LOG2_E
             weight += tl.exp2((sink - log_sum) * LOG2_E)
-    if VARIANT.bias:
-        tl.store(correction + statistics, tl.where(large & (weight > 0.0), tl.log2(weight), 0.0))
+    if VARIANT.corrected:
+        found = tl.where(large & (weight > 0.0), tl.log2(weight), 0.0)
+        if VARIANT.packed:
+            tl.store(correction + statistics, found, mask=inside)
+        else:
+            tl.store(correction + statistics, found)
     if WANTS_DELTA:
         found = weighted / tl.where(weight > 0.0, weight, 1.0)
         if VARIANT.log_sum_gradient:
-            unpadded = batch_head.to(tl.int64) * query_count + query_index
+            unpadded = batch_head.to(tl.int64) * total_rows + query_index
             found -= tl.load(log_sum_gradient + unpadded, mask=inside, other=0.0)
-        tl.store(delta + statistics, found)
+        if VARIANT.packed:
+            tl.store(delta + statistics, found, mask=inside)
+        else:
+            tl.store(delta + statistics, found)

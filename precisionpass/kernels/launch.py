@@ -14,7 +14,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from precisionpass.kernels import tuning
 from precisionpass.kernels.attention_combine import splits_for
 from precisionpass.kernels.mask_survey import AT_A_TIME, mask_survey
-from precisionpass.kernels.variant import Numbers, Strides, Variant
+from precisionpass.kernels.score_code import score_function
+from precisionpass.kernels.sequences import most_blocks
+from precisionpass.kernels.variant import Numbers, Packing, Shift, Strides, Variant
 
 if TYPE_CHECKING:
     from precisionpass.ops.arguments import AttentionArguments
@@ -80,19 +82,26 @@ def _readable(mask: Tensor | None) -> Tensor | None:
     """
     if mask is None:
         return None
-    return near(mask).view(torch.uint8) if mask.shape[2] > 1 else mask.to(torch.float32)
+    return _bytes(near(mask)) if mask.shape[2] > 1 else mask.to(torch.float32)
 
 
 def near(term: Tensor) -> Tensor:
-    """A mask or bias whose keys stand within 2^31 elements of the first: kernels count those in 32 bits."""
+    """A tensor by row and key whose keys stand within 2^31 elements of the first: kernels count those in 32 bits."""
     return term if term.stride(3) * term.shape[3] < 1 << 31 else term.contiguous()
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """A bool tensor as uint8, others as they are."""
+    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
 
 
 class Plan:
     """One attention as the kernels see it: shared by forward and backward, made anew for each call."""
 
-    def __init__(self, arguments: AttentionArguments) -> None:
+    def __init__(self, arguments: AttentionArguments, probability_gradient: Tensor | None = None) -> None:
         self.arguments = arguments
+        if probability_gradient is not None:
+            probability_gradient = near(probability_gradient)
         q, k, v = arguments.q, arguments.k, arguments.v
         self.batch, self.heads, self.query_count, head_dim = q.shape
         self.key_heads, self.key_count, value_dim = k.shape[1], k.shape[2], v.shape[3]
@@ -101,7 +110,8 @@ class Plan:
         self.width, self.value_width = padded(head_dim), padded(value_dim)
         self.widest = max(self.width, self.value_width)
         self.left, self.right = self._bounds()
-        self.diagonal = arguments.key_offset
+        self.diagonal = 0 if arguments.packed else arguments.key_offset
+        self.sequences = len(arguments.cu_seqlens_q) - 1 if arguments.packed else 0
         self.mask = _readable(arguments.mask)
         self.bias = None if arguments.bias is None else near(arguments.bias)
         self.numbers = Numbers(
@@ -109,15 +119,23 @@ class Plan:
             float(arguments.softcap),
             float(arguments.logit_clip_max),
             arguments.dropped_share,
+            output_limit=float(arguments.output_clip) if arguments.output_clip > 0 else None,
+            score_inputs=self._score_inputs(),
+            shift=Shift(*map(float, arguments.row_max_shift)) if arguments.row_max_shift else None,
+            probability_gradient=probability_gradient,
+            probability_strides=None if probability_gradient is None else strides_of(probability_gradient),
+            packing=self._packing(),
         )
         bias, mask = arguments.bias, arguments.mask
-        plain = bias is None and arguments.softcap == 0 and arguments.logit_clip == "none"
+        shaped = arguments.score != "s" or arguments.softcap > 0 or arguments.logit_clip != "none"
+        plain = bias is None and not shaped and not arguments.row_max_shift
         by_row_and_key = any(term is not None and term.shape[2] > 1 and term.shape[3] > 1 for term in (bias, mask))
         self.heavy = by_row_and_key or not plain or arguments.dropout_p > 0
         # What the kernels write is packed [B, S, H, W]; its rows, the residual's too, must be multiples of 16 bytes.
         packed = head_dim % 8 == 0 and value_dim % 16 == 0
-        descriptors = tuning.moves_tiles(self.architecture) and not self.exact and packed
-        shared = mask is not None and mask.shape[1] == 1
+        # A descriptor knows the tensor's end, not a sequence's.
+        descriptors = tuning.moves_tiles(self.architecture) and not self.exact and packed and not arguments.packed
+        shared = mask is not None and mask.shape[1] == 1 and not arguments.packed
         self.surveyable = shared and min(mask.shape[2], mask.shape[3]) > FEW_ROWS
         self.variant = {
             "head_dim": head_dim,
@@ -131,6 +149,7 @@ class Plan:
             # Narrow heads have the registers for a second loop, and a branch would cost a twentieth of a block.
             "apart": self.right is not None and self.left is None and mask is None and self.widest <= tuning.NARROW,
             "fused_scale": plain and 0 < arguments.scale < math.inf,
+            "score": None if arguments.score == "s" else score_function(arguments.score, arguments.score_inputs),
             "softcap": arguments.softcap > 0,
             "logit_clip": arguments.logit_clip,
             "bias": bias is not None,
@@ -146,21 +165,37 @@ class Plan:
             "dead_rows": self._may_hold_dead_rows(),
             "dead_rows_nan": arguments.dead_rows == "nan",
             "exact": self.exact,
+            "packed": arguments.packed,
+            "bottom_right": arguments.packed and arguments.causal == "bottom_right",
+            "probability_gradient": arguments.probabilities if probability_gradient is not None else "none",
         }
 
     def _bounds(self) -> tuple[int | None, int | None]:
         """The window around the diagonal; a side that excludes no key of any row is dropped."""
         arguments = self.arguments
         left, right = arguments.bounds
+        if arguments.packed:
+            return left, right
         if right is not None and right >= self.key_count - 1 - arguments.key_offset:
             right = None
         if left is not None and left >= self.query_count - 1 + arguments.key_offset:
             left = None
         return left, right
 
+    def _score_inputs(self) -> tuple[tuple[Tensor, Strides], ...] | None:
+        inputs = self.arguments.score_inputs
+        if self.arguments.score == "s" or not inputs:
+            return None
+        return tuple((tensor, strides_of(tensor)) for tensor in (_bytes(near(read)) for read in inputs))
+
+    def _packing(self) -> Packing | None:
+        arguments = self.arguments
+        return Packing(arguments.cu_seqlens_q, arguments.cu_seqlens_k, self.sequences) if arguments.packed else None
+
     def _may_hold_dead_rows(self) -> bool:
         """Whether mask, bias or window can leave a row without a key; causality from the top left never does."""
-        masked = self.arguments.mask is not None or self.arguments.bias is not None
+        arguments = self.arguments
+        masked = arguments.mask is not None or arguments.bias is not None or arguments.packed or arguments.score != "s"
         return masked or self.left is not None or self.key_count == 0 or (self.right is not None and self.diagonal < 0)
 
     def tile(self, kernel: str) -> tuning.Tile:
@@ -180,8 +215,8 @@ class Plan:
     def variant_for(self, tile: tuning.Tile, **settings: Any) -> Variant:
         """What to compile a kernel for, with the lengths set against its tile."""
         whole = {
-            "whole_queries": self.query_count % tile.query_block == 0,
-            "whole_keys": self.key_count % tile.key_block == 0,
+            "whole_queries": self.query_count % tile.query_block == 0 and not self.arguments.packed,
+            "whole_keys": self.key_count % tile.key_block == 0 and not self.arguments.packed,
         }
         return Variant(**{**self.variant, **whole, **settings})
 
@@ -234,15 +269,20 @@ class Plan:
 
     def splits(self, tile: tuning.Tile, programs: int) -> int:
         """Parts to split each row's keys into: more than one where few rows would leave the device idle."""
-        if self.query_count > FEW_ROWS or self.arguments.sinks is not None:
+        if self.query_count > FEW_ROWS or self.arguments.sinks is not None or self.arguments.packed:
             return 1
         key_blocks = triton.cdiv(self.key_count, tile.key_block)
         return splits_for(programs, key_blocks, tuning.multiprocessors(self.arguments.q.device))
 
     def query_programs(self, rows: int) -> int:
         """Programs that cover all rows of all heads."""
-        return triton.cdiv(self.query_count, rows) * self.batch * self.heads
+        return self._blocks(self.query_count, rows) * self.batch * self.heads
 
     def key_programs(self, keys: int) -> int:
         """Programs that cover all keys of all key heads."""
-        return triton.cdiv(self.key_count, keys) * self.batch * self.key_heads
+        return self._blocks(self.key_count, keys) * self.batch * self.key_heads
+
+    def _blocks(self, total: int, block: int) -> int:
+        if self.arguments.packed:
+            return most_blocks(total, self.sequences, block)
+        return triton.cdiv(total, block)

@@ -9,7 +9,7 @@
 import triton
 import triton.language as tl
 
-from precisionpass.kernels import dropout
+from precisionpass.kernels import dropout, shifts
 from precisionpass.kernels.scores import LOG2_E, exponential, scores
 from precisionpass.kernels.tiles import load_tile
 
@@ -45,10 +45,17 @@ def absorb(
         batch, query_start, key_start, kind, crosses, VARIANT, VARIANT.bounded, not VARIANT.whole_keys,
     )  # fmt: skip
 
-    new_max = tl.maximum(row_max, tl.max(values, 1))
-    shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # a row without a key so far: never inf - inf
+    if VARIANT.row_max_shift:
+        old_shift = row_max[2]
+        new_max = shifts.advance(row_max, values, numbers)
+        new_shift = new_max[2]
+    else:
+        old_shift = row_max
+        new_max = tl.maximum(row_max, tl.max(values, 1))
+        new_shift = new_max
+    shift = tl.where(new_shift == float("-inf"), 0.0, new_shift)  # a row without a key so far: never inf - inf
     probabilities = exponential(values, shift[:, None], numbers, VARIANT)
-    rescale = exponential(row_max, shift, numbers, VARIANT)
+    rescale = exponential(old_shift, shift, numbers, VARIANT)
     rounded = probabilities.to(query_tile.dtype)  # Q, K and V share one format
     if VARIANT.rounded_normaliser and not VARIANT.exact:
         # A product with ones: the tensor cores are idle during the softmax, the CUDA cores are not.
@@ -64,7 +71,7 @@ def absorb(
         row_sum = row_sum * rescale + tl.sum(probabilities, 1)
     if VARIANT.dropout:
         kept = dropout.keep(
-            seed, batch_head, query_index, key_start, query_count, key_count, numbers.dropout,
+            seed, batch_head, query_index, key_start, query_count, key_count, numbers, VARIANT,
             query_index.shape[0], KEY_BLOCK, False,
         )  # fmt: skip
         rounded = tl.where(kept, rounded, 0.0).to(rounded.dtype)
@@ -88,6 +95,12 @@ def absorb(
 
 
 @triton.jit
+def bounded(output, limit):
+    """output within +-limit; what is NaN stays NaN."""
+    return tl.where(output > limit, limit, tl.where(output < -limit, -limit, output))
+
+
+@triton.jit
 def finish(accumulator, row_sum, precise_sum, row_max, sink, numbers, VARIANT: tl.constexpr):
     """(output FP32, log-sum-exp, true maximum in natural units); a row without a key is 0, or NaN by the rule.
 
@@ -96,12 +109,15 @@ def finish(accumulator, row_sum, precise_sum, row_max, sink, numbers, VARIANT: t
     """
     if VARIANT.fused_scale:
         row_max = row_max * numbers.scale
-    total_max = row_max
+    row_shift = row_max
+    if VARIANT.row_max_shift:
+        row_max, _, row_shift = row_max
+    total_max = row_shift
     if VARIANT.sinks:
-        total_max = tl.maximum(row_max, sink)
+        total_max = tl.maximum(row_shift, sink)
     shift = tl.where(total_max == float("-inf"), 0.0, total_max)
     if VARIANT.sinks:
-        rescale = tl.exp2((row_max - shift) * LOG2_E)
+        rescale = tl.exp2((row_shift - shift) * LOG2_E)
         held = tl.exp2((sink - shift) * LOG2_E)
         row_sum = row_sum * rescale + held
         precise_sum = precise_sum * rescale + held
@@ -116,5 +132,7 @@ def finish(accumulator, row_sum, precise_sum, row_max, sink, numbers, VARIANT: t
         output = tl.where(dead[:, None], 0.0, output)
     if VARIANT.dead_rows_nan:
         output = tl.where(empty[:, None], float("nan"), output)
+    if VARIANT.output_clip:
+        output = bounded(output, numbers.output_limit)
     log_sum = tl.where(empty, float("-inf"), shift + tl.log(precise_sum))
     return output, log_sum, row_max

@@ -1,6 +1,6 @@
 """From a tile of Q K^T to a tile of scores, and the derivative back; either orientation, since all shapes broadcast.
 
-S = clip(softcap(scale * q.k)) + bias, -inf where the mask or the bounds exclude a key. With `fused_scale` the scores
+S = clip(softcap(score(scale * q.k))) + bias, -inf where the mask or the bounds exclude a key. With `fused_scale` they
 stay in units of q.k and the scale joins the exponent, one multiplication less for each score.
 """
 
@@ -57,9 +57,23 @@ def load_mask(mask, strides, batch, query_index, key_index, query_start, key_sta
 
 
 @triton.jit
-def shape(product, numbers, VARIANT: tl.constexpr):
-    """clip(softcap(scale * product)) in FP32."""
-    scores = product * numbers.scale
+def load_input(
+    source, place, query_index, key_index, query_count, key_count,
+    BY_QUERY: tl.constexpr, BY_KEY: tl.constexpr, GUARD: tl.constexpr,
+):  # fmt: skip
+    """A tensor that the score expression reads, (pointer, strides), in its own format."""
+    term, strides = source
+    term += place.batch.to(tl.int64) * strides.batch + place.head.to(tl.int64) * strides.head
+    if BY_QUERY:
+        term += tl.cast(place.first_row, tl.int64) * strides.row
+    if BY_KEY:
+        term += tl.cast(place.first_key, tl.int64) * strides.column
+    return load_term(term, strides, query_index, key_index, query_count, key_count, 0, BY_QUERY, BY_KEY, GUARD)
+
+
+@triton.jit
+def shape(scores, numbers, VARIANT: tl.constexpr):
+    """clip(softcap(scores)) in FP32."""
     if VARIANT.softcap:
         scores = numbers.softcap * tanh(scores / numbers.softcap)
     if VARIANT.logit_clip == "hard":
@@ -70,9 +84,16 @@ def shape(product, numbers, VARIANT: tl.constexpr):
 
 
 @triton.jit
-def shape_gradient(gradient, product, numbers, VARIANT: tl.constexpr):
-    """The gradient by scale * product, from the gradient by clip(softcap(scale * product))."""
-    capped = product * numbers.scale
+def shape_gradient(gradient, product, numbers, VARIANT: tl.constexpr, BY: tl.constexpr):
+    """The gradient by scale * product, from the gradient by clip(softcap(score(scale * product))).
+
+    With a score expression `product` is its value and its slopes: by scale * product, by the score inputs.
+    """
+    if VARIANT.score is not None:
+        capped = product[0]
+        gradient = gradient * product[1 + BY]
+    else:
+        capped = product * numbers.scale
     slope = 1.0
     if VARIANT.softcap:
         bent = tanh(capped / numbers.softcap)
@@ -102,7 +123,11 @@ def scores(
     if VARIANT.fused_scale:
         values = product
     else:
-        values = shape(product, numbers, VARIANT)
+        values = product * numbers.scale
+        if VARIANT.score is not None:
+            found = VARIANT.score(values, query_index, key_index, query_count, key_count, numbers, GUARD)
+            values = found[0]
+        values = shape(values, numbers, VARIANT)
     if VARIANT.bias:
         values += load_term(
             bias, bias_strides, query_index, key_index, query_count, key_count, 0.0,

@@ -33,6 +33,16 @@ def load_tile(
 
 
 @triton.jit
+def load_statistic(source, inside, other, CHECK: tl.constexpr):
+    """A number of each row, unchecked where the memory is padded to whole tiles."""
+    if CHECK:
+        rows = tl.load(source, mask=inside, other=other)
+    else:
+        rows = tl.load(source)
+    return rows
+
+
+@triton.jit
 def store_tile(
     target, strides, batch, head, start, row_count, tile,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, DESCRIPTOR: tl.constexpr,

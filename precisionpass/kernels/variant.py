@@ -1,7 +1,10 @@
 """What one compiled attention kernel is specialised for, and the small bundles of numbers that its launch carries."""
 
+from collections import namedtuple
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,7 @@ class Variant:
     apart:               the backward takes the blocks at the diagonal in a loop of their own, not by a branch.
     mask_descriptor:     tiles of the mask are moved by a tensor descriptor.
     surveyed:            `mask_survey` has told the blocks of the mask that hold nothing or everything.
+    score:               the jit function of a score expression and its slopes (score_code.py).
     rounded_normaliser:  the row sum adds the 16-bit P that multiplies V (NUMERICS 3), by a product with ones.
     precise_log_sum:     the log-sum-exp comes from a sum of the unrounded P beside it; in training from the rounded
                          sum, within 2^-8: one factor for a row of P in the backward, where it cancels.
@@ -24,8 +28,13 @@ class Variant:
     deferred:            a block's P V is added during the next Q K^T.
     ones_width:          columns of ones in that product.
     dead_rows:           some row may have no key; dead_rows_nan: its output is NaN, not 0.
+    row_max_shift:       rows whose maximum repeats are shifted above it (shifts.py).
+    output_clip:         O is bounded before it is rounded.
     exact:               FP32 inputs: products in full FP32, P is never rounded.
     log_sum_gradient:    a gradient arrives through the returned log-sum-exp.
+    probability_gradient: one arrives through the returned probabilities: "softmax", or "dropped", after dropout.
+    packed:              the sequences stand one after the other (sequences.py); bottom_right: rows of each are aligned
+                         at its end. Dense batches leave both False: their diagonal is a number.
     makes_rows:          the kernel of dQ, which runs first, makes delta and shift; else `prepare_rows` has.
     split:               a program takes a part of a row's keys only, and leaves its FP32 output to be combined.
     """
@@ -41,6 +50,7 @@ class Variant:
     right_bound: bool = False
     left_bound: bool = False
     fused_scale: bool = True
+    score: Any = None
     softcap: bool = False
     logit_clip: str = "none"
     bias: bool = False
@@ -62,10 +72,15 @@ class Variant:
     residual: bool = False
     residual_descriptor: bool = False
     row_max: bool = False
+    row_max_shift: bool = False
+    output_clip: bool = False
     dead_rows: bool = False
     dead_rows_nan: bool = False
     exact: bool = False
     log_sum_gradient: bool = False
+    probability_gradient: str = "none"
+    packed: bool = False
+    bottom_right: bool = False
     makes_rows: bool = False
     split: bool = False
 
@@ -73,6 +88,22 @@ class Variant:
     def bounded(self) -> bool:
         """Whether some block of keys needs the test of `masks.inside`."""
         return self.right_bound or self.left_bound or not self.whole_keys
+
+    @property
+    def placed(self) -> bool:
+        """Whether something is read or drawn by the place of a tile, so that its numbers are `Placed`."""
+        read = self.probability_gradient != "none" or self.score is not None
+        return read or (self.packed and self.dropout)
+
+    @property
+    def shaped(self) -> bool:
+        """Whether anything but scale, bias and masks stands between Q K^T and the softmax."""
+        return self.score is not None or self.softcap or self.logit_clip != "none"
+
+    @property
+    def corrected(self) -> bool:
+        """Whether rows may be filled with finite numbers so large that their log-sum-exp loses the sum."""
+        return self.bias or self.score is not None
 
 
 class Strides(NamedTuple):
@@ -84,10 +115,54 @@ class Strides(NamedTuple):
     column: int
 
 
+class Place(NamedTuple):
+    """The sequence and the query head that a tile belongs to, and where and in what the rows and keys count.
+
+    Of packed sequences `batch` is 0, and the first row and key are those of the sequence among all rows and keys.
+    """
+
+    sequence: int
+    batch: int
+    head: int
+    first_row: int
+    first_key: int
+    rows: int
+    keys: int
+
+
+class Packing(NamedTuple):
+    """cu_seqlens of the rows and of the keys, int32 [sequences + 1]."""
+
+    rows: Tensor
+    keys: Tensor
+    sequences: int
+
+
+class Shift(NamedTuple):
+    """The bounded shift of rows whose maximum repeats."""
+
+    beta: float
+    limit: float
+    tolerance: float
+
+
 class Numbers(NamedTuple):
-    """Run-time scalars of the score: S = clip(softcap(scale * q.k)) + bias, and the dropout probability."""
+    """Run-time values of S = clip(softcap(score(scale * q.k))) + bias, the dropout probability, and what is rare.
+
+    What is None is not handed to a kernel at all. output_limit: bound of O. probability_gradient: [B, H, Sq, Sk].
+    """
 
     scale: float
     softcap: float
     logit_limit: float
     dropout: float
+    output_limit: float | None = None
+    shift: Shift | None = None
+    score_inputs: tuple[tuple[Tensor, Strides], ...] | None = None
+    probability_gradient: Tensor | None = None
+    probability_strides: Strides | None = None
+    packing: Packing | None = None
+
+
+Placed = namedtuple("Placed", (*Numbers._fields, "place"))
+"""Numbers, and the Place of a tile: made in a kernel, where its variant is `placed`."""

@@ -18,6 +18,12 @@ class AttentionArguments:
     ``h // (H // Hk)``. ``bias``, ``mask`` and the score inputs are 4-D and broadcast to [B, H, Sq, Sk]; ``sinks`` is
     4-D and broadcasts to [B, H, Sq, 1]. Everything has been checked before an implementation sees it.
 
+    Packed sequences: with cu_seqlens_q and cu_seqlens_k (int32, [sequences + 1], ascending from 0, on q's device) B is
+    1; sequence n holds rows cu_seqlens_q[n] to cu_seqlens_q[n + 1], keys cu_seqlens_k[n] to cu_seqlens_k[n + 1], and
+    sees no other. Alignment, windows, the score's b, i, j and dropout's keys are each sequence's own; bias, mask,
+    sinks, score inputs and dropout's rows count over all. Rows past the last sequence have no key. On a GPU the
+    numbers are not read back, so what is not ascending gives wrong rows there, never memory outside of the tensors.
+
     The scores: x = score(scale * q.k) in the grammar of precisionpass.score; x = softcap * tanh(x / softcap); x clipped
     to +-logit_clip_max ("hard", or "tanh" of it); S = x + bias; -inf where mask is False or causality and the window
     exclude. A sink is one more logit of a row, with a value of zero. Dropout keeps P by seed and position
@@ -26,8 +32,8 @@ class AttentionArguments:
     normaliser: "rounded" divides by the sum of the rounded P that multiplies V, "float32" by that of P. delta:
     "residual" takes rowsum dO * O from the output before rounding (with save_residual; without one it recomputes),
     "recompute" takes rowsum(P dP) / rowsum(P), "output" the rounded output. row_max_shift: (beta, limit, tolerance) of
-    reference.attention.bounded_shift. output_clip: O to +-c; no gradient where the output stands at c. grad_clip:
-    ops/clipping.py, after every implementation. dead_rows: what a row that may attend to nothing gives.
+    reference.attention.bounded_shift. output_clip: O to +-c; no gradient where the output stands at c. That and
+    grad_clip: ops/clipping.py, around every implementation. dead_rows: what a row that may attend to nothing gives.
     """
 
     q: Tensor
@@ -69,6 +75,11 @@ class AttentionArguments:
     def group(self) -> int:
         """Query heads that share one key head."""
         return self.q.shape[1] // self.k.shape[1] if self.k.shape[1] else 1
+
+    @property
+    def packed(self) -> bool:
+        """Whether several sequences stand one after the other in a batch of one."""
+        return self.cu_seqlens_q is not None
 
     @property
     def rounds(self) -> bool:
@@ -132,8 +143,8 @@ class Saved:
 class Gradients:
     """Gradients of the forward's outputs and which inputs want one.
 
-    ``output`` [B, H, Sq, Dv], any strides; ``lse`` [B, H, Sq] or None; ``probabilities`` [B, H, Sq, Sk] or None.
-    ``needs``: q, k, v, bias, sinks, then one flag for each score input.
+    ``output`` [B, H, Sq, Dv], any strides, zero where the output stands at its clip; ``lse`` [B, H, Sq] or None;
+    ``probabilities`` [B, H, Sq, Sk] or None. ``needs``: q, k, v, bias, sinks, then one flag for each score input.
     """
 
     output: Tensor

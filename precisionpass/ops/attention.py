@@ -25,7 +25,8 @@ from precisionpass.ops.checks import (
     refuse_double_backward,
     refuse_forward_mode,
 )
-from precisionpass.ops.clipping import clip_gradient
+from precisionpass.ops.clipping import clip_gradient, stop_at_bound
+from precisionpass.ops.packed import check_packed_formats, check_packed_sizes
 from precisionpass.reference import attention as reference
 from precisionpass.reference import attention_backward as reference_backward
 
@@ -47,7 +48,8 @@ SCHEMA = (
 BACKWARD_SCHEMA = (
     "(Tensor grad_output, Tensor? grad_lse, Tensor? grad_probabilities, Tensor output, Tensor residual, Tensor lse, "
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? sinks, Tensor[] score_inputs, Tensor? seed, "
-    f"bool[] needs, *, {SETTINGS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor[])"
+    f"Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, bool[] needs, *, {SETTINGS}) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor[])"
 )
 
 INPUTS = tuple(field.name for field in fields(AttentionArguments))[:11]
@@ -74,15 +76,15 @@ def triton_kernels() -> ModuleType | None:
     return importlib.import_module("precisionpass.kernels.attention")
 
 
-def kernels_for(arguments: AttentionArguments) -> ModuleType | None:
-    """The Triton implementation if it is to compute this call, None for the reference.
+def kernels_for(arguments: AttentionArguments, needs: tuple[bool, ...] = ()) -> ModuleType | None:
+    """The Triton implementation if it is to compute this call, None for the reference. ``needs``: of a backward.
 
     Raises ArgumentError where ``implementation="triton"`` was asked for and cannot be had.
     """
     if arguments.implementation == "reference":
         return None
     kernels = triton_kernels() if arguments.q.device.type in DEVICES["triton"] else None
-    reason = "there is no Triton kernel for this device" if kernels is None else kernels.supports(arguments)
+    reason = "there is no Triton kernel for this device" if kernels is None else kernels.supports(arguments, needs)
     if reason is None:
         return kernels
     if arguments.implementation == "triton":
@@ -99,7 +101,9 @@ def _forward(*inputs: object, **settings: object) -> tuple[Tensor, Tensor, Tenso
     arguments = collect(inputs, settings)
     refuse_forward_mode("attention", arguments.q)
     check_attention_formats(arguments)
+    check_packed_formats(arguments)
     check_attention_sizes(arguments)
+    check_packed_sizes(arguments)
     arguments = without_keys_is_zero(arguments)
     compute = (kernels_for(arguments) or reference).forward
     with torch.autocast(arguments.q.device.type, enabled=False):  # a region around the call must not round within
@@ -120,6 +124,7 @@ def _forward_fake(*inputs: object, **settings: object) -> tuple[Tensor, Tensor, 
     arguments = collect(inputs, settings)
     refuse_forward_mode("attention", arguments.q)
     check_attention_formats(arguments)
+    check_packed_formats(arguments)
     q, statistics = arguments.q, arguments.compute_dtype
     sequences, heads, queries, _ = q.shape
     keys, width = arguments.v.shape[2], arguments.v.shape[3]
@@ -148,15 +153,18 @@ def _backward(
     sinks: Tensor | None,
     score_inputs: Sequence[Tensor],
     seed: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
     needs: Sequence[bool],
     **settings: object,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
-    arguments = collect((q, k, v, bias, mask, sinks, score_inputs, seed), settings)
+    arguments = collect((q, k, v, bias, mask, sinks, score_inputs, seed, cu_seqlens_q, cu_seqlens_k), settings)
     refuse_forward_mode("attention_backward", q)
     arguments = without_keys_is_zero(arguments)
-    gradients = Gradients(grad_output, grad_lse, grad_probabilities, tuple(needs))
+    upstream = stop_at_bound(grad_output, output, arguments.output_clip)
+    gradients = Gradients(upstream, grad_lse, grad_probabilities, tuple(needs))
     saved = Saved(output, residual, lse)
-    kernels = kernels_for(arguments)
+    kernels = kernels_for(arguments, gradients.needs)
     compute = reference_backward.backward if kernels is None else kernels.backward
     with torch.autocast(q.device.type, enabled=False):
         *found, dscores = compute(gradients, arguments, saved)
@@ -180,7 +188,7 @@ attention_backward = torch.library.custom_op(
 @attention_backward.register_fake
 def _backward_fake(
     grad_output, grad_lse, grad_probabilities, output, residual, lse, q, k, v, bias, mask, sinks,
-    score_inputs, seed, needs, **settings,
+    score_inputs, seed, cu_seqlens_q, cu_seqlens_k, needs, **settings,
 ):  # fmt: skip
     refuse_forward_mode("attention_backward", q)
     needs_q, needs_k, needs_v, needs_bias, needs_sinks, *needs_inputs = needs
@@ -202,16 +210,17 @@ def _backward_fake(
 
 
 def _setup_context(ctx, inputs, keyword_only_inputs, output) -> None:
-    q, k, v, bias, mask, sinks, score_inputs, seed, *_ = inputs
+    q, k, v, bias, mask, sinks, score_inputs, *others, _ = inputs  # others: seed and the two cu_seqlens
     result, residual, lse, max_logits, _ = output
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(max_logits, residual)
-    ctx.save_for_backward(result, residual, lse, q, k, v, bias, mask, sinks, seed, *(score_inputs or ()))
+    ctx.save_for_backward(result, residual, lse, q, k, v, bias, mask, sinks, *others, *(score_inputs or ()))
     ctx.settings = keyword_only_inputs
 
 
 def _autograd_backward(ctx, grad_output, grad_residual, grad_lse, grad_max_logits, grad_probabilities):
-    result, residual, lse, q, k, v, bias, mask, sinks, seed, *score_inputs = ctx.saved_tensors
+    result, residual, lse, q, k, v, bias, mask, sinks, *others = ctx.saved_tensors
+    others, score_inputs = others[:3], others[3:]
     wanted = list(ctx.needs_input_grad)  # trailing defaults are missing from it, lists are lists
     q_to_sinks = [bool(needed) for needed in (wanted + [False] * 6)[:6]]
     needs = q_to_sinks[:4] + q_to_sinks[5:]
@@ -223,7 +232,7 @@ def _autograd_backward(ctx, grad_output, grad_residual, grad_lse, grad_max_logit
         grad_probabilities = None
     *gradients, dscores = torch.ops.precisionpass.attention_backward(
         grad_output, grad_lse, grad_probabilities, result, residual, lse, q, k, v, bias, mask, sinks,
-        score_inputs, seed, needs + needs_inputs, **ctx.settings,
+        score_inputs, *others, needs + needs_inputs, **ctx.settings,
     )  # fmt: skip
     found = [gradient if needed else None for gradient, needed in zip(gradients, needs, strict=True)]
     answer = [*found[:4], None, found[4]]

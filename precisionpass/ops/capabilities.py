@@ -20,8 +20,6 @@ CHOICES = {
 """The values of each argument that is a word."""
 
 RESERVED = {
-    "cu_seqlens_q": "packed sequences are not built yet; pad them and pass a mask",
-    "cu_seqlens_k": "packed sequences are not built yet; pad them and pass a mask",
     "fp8_scales": "FP8 operands are not built yet; pass bfloat16 or float16",
     "matmul": 'products in another format than the input\'s are not built yet; leave matmul=""',
 }

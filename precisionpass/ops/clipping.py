@@ -1,4 +1,4 @@
-"""Clipping of an attention's dq, dk and dv, the same after every implementation."""
+"""Clipping around an attention's backward, the same for every implementation: dO before it, dq, dk and dv after it."""
 
 from __future__ import annotations
 
@@ -23,3 +23,11 @@ def clip_gradient(gradient: Tensor, kind: str, bound: float, on_nonfinite: str) 
         norm = torch.linalg.vector_norm(clean, dtype=torch.promote_types(clean.dtype, torch.float32))
         clean = (clean.to(norm.dtype) * (bound / norm.clamp(min=bound))).to(clean.dtype)
     return clean if on_nonfinite == "zero" else torch.where(finite, clean, gradient)
+
+
+def stop_at_bound(gradient: Tensor, output: Tensor, bound: float) -> Tensor:
+    """dO, zero where the output stands at its clip, since there the output does not move; itself without a clip (0)."""
+    if bound == 0:
+        return gradient
+    rounded = torch.tensor(bound, dtype=output.dtype).item()
+    return gradient.masked_fill(output.abs() >= rounded, 0.0)

@@ -53,7 +53,7 @@ def forward(arguments: AttentionArguments) -> tuple[Tensor, Tensor, Tensor, Tens
         kept = dropout_mask(arguments, block)
         if arguments.probabilities != "none":
             probabilities[block.batch, block.heads, block.rows, block.keys] = _probabilities(
-                arguments, weights, normaliser, dead, kept
+                arguments, block, weights, normaliser, dead, kept
             )
         if arguments.rounds:
             weights.copy_(weights.to(q.dtype))
@@ -63,7 +63,7 @@ def forward(arguments: AttentionArguments) -> tuple[Tensor, Tensor, Tensor, Tens
             weights.mul_(kept)
         product = block.unstack(torch.bmm(block.restack(weights), block.stack_keys(v, statistics)))
         exact = product.div_(normaliser).mul_(arguments.keep_scale)
-        exact.masked_fill_(dead, torch.nan if arguments.dead_rows == "nan" else 0.0)
+        exact.masked_fill_(dead, dead_value(arguments, block))
         _store(arguments, output, residual, exact, block)
     return output, residual, lse, max_logits, probabilities
 
@@ -106,6 +106,12 @@ def bounded_shift(scores: Tensor, row_max: Tensor, beta: float, limit: float, to
     return torch.where(repeats & (row_max != 0), torch.maximum(row_max, shifted), row_max)
 
 
+def dead_value(arguments: AttentionArguments, block: Block) -> float:
+    """What a row without an allowed key gives; where there is no key at all it is an empty sum, whatever the rule."""
+    exists = block.sequence.keys.stop > block.sequence.keys.start
+    return torch.nan if arguments.dead_rows == "nan" and exists else 0.0
+
+
 def dropout_mask(arguments: AttentionArguments, block: Block) -> Tensor | None:
     """Bool [sequences, heads, rows, keys], True where a probability is kept; None without dropout."""
     if arguments.dropout_p == 0.0:
@@ -115,13 +121,15 @@ def dropout_mask(arguments: AttentionArguments, block: Block) -> Tensor | None:
     parts = (block.batch, block.heads, block.rows)
     batch, head, row = (torch.arange(part.start, part.stop, device=device) for part in parts)
     row_number = (batch[:, None] * heads + head)[..., None] * queries + row
-    return keep_mask(arguments.seed, arguments.dropped_share, row_number, block.keys, arguments.k.shape[2])
+    begin = block.sequence.keys.start
+    keys = slice(block.keys.start - begin, block.keys.stop - begin)
+    return keep_mask(arguments.seed, arguments.dropped_share, row_number, keys, arguments.k.shape[2])
 
 
 def _probabilities(
-    arguments: AttentionArguments, weights: Tensor, normaliser: Tensor, dead: Tensor, kept: Tensor | None
+    arguments: AttentionArguments, block: Block, weights: Tensor, normaliser: Tensor, dead: Tensor, kept: Tensor | None
 ) -> Tensor:
-    result = (weights / normaliser).masked_fill_(dead, torch.nan if arguments.dead_rows == "nan" else 0.0)
+    result = (weights / normaliser).masked_fill_(dead, dead_value(arguments, block))
     if arguments.probabilities == "dropped" and kept is not None:
         result.mul_(kept).mul_(arguments.keep_scale)
     return result

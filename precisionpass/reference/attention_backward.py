@@ -27,7 +27,7 @@ def backward(
     P and dS are rounded to the input format before their products, as a kernel does; sums are FP32.
     """
     totals = Totals(gradients, arguments)
-    upstream = clipped_upstream(gradients, arguments, saved)
+    upstream = gradients.output
     statistics = arguments.compute_dtype
     for block in blocks(arguments):
         query, key = block.stack(arguments.q, statistics), block.stack_keys(arguments.k, statistics)
@@ -80,14 +80,6 @@ def _normalised(weights: Tensor, sink: Tensor | float, lse: Tensor) -> tuple[Ten
         return weights, sink
     share = (weights.sum(-1, keepdim=True) + sink).masked_fill_(~large, 1.0)
     return weights.div_(share), sink / share
-
-
-def clipped_upstream(gradients: Gradients, arguments: AttentionArguments, saved: Saved) -> Tensor:
-    """dO; zero where the output stands at its clip, since there the output does not move."""
-    if arguments.output_clip == 0:
-        return gradients.output
-    bound = torch.tensor(arguments.output_clip, dtype=saved.output.dtype, device=saved.output.device)
-    return gradients.output.masked_fill(saved.output.abs() >= bound, 0.0)
 
 
 def _rounded_weights(arguments: AttentionArguments, weights: Tensor, kept: Tensor | None) -> Tensor:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from precisionpass.reference.sequences import Sequence, sequences
+
 if TYPE_CHECKING:
     from precisionpass.ops.arguments import AttentionArguments
 
@@ -24,7 +26,10 @@ ROWS_AT_A_TIME = 128
 
 @dataclass(frozen=True)
 class Block:
-    """Rows ``rows`` of query heads ``heads`` (key heads ``key_heads``) in sequences ``batch``, over ``keys``."""
+    """Rows ``rows`` of query heads ``heads`` (key heads ``key_heads``) in sequences ``batch``, over ``keys``.
+
+    ``rows`` and ``keys`` count over the tensor; ``sequence`` says where those of a packed sequence begin.
+    """
 
     batch: slice
     heads: slice
@@ -32,6 +37,7 @@ class Block:
     rows: slice
     keys: slice
     group: int
+    sequence: Sequence
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -72,33 +78,39 @@ class Block:
 
 def blocks(arguments: AttentionArguments) -> Iterator[Block]:
     """The blocks of an attention: they cover every row of every head once; none for an empty output."""
-    sequences, heads, queries, _ = arguments.q.shape
+    batch, heads, queries, _ = arguments.q.shape
+    if batch and heads and queries:
+        for sequence in sequences(arguments):
+            yield from _blocks_of(arguments, sequence)
+
+
+def _blocks_of(arguments: AttentionArguments, sequence: Sequence) -> Iterator[Block]:
     key_heads, group = arguments.k.shape[1], arguments.group
-    if not sequences or not heads or not queries:
-        return
+    queries, keys_of = sequence.rows.stop - sequence.rows.start, sequence.keys.stop - sequence.keys.start
     bounded = arguments.bounds != (None, None) and arguments.dead_rows == "zero"
     longest = ROWS_AT_A_TIME if bounded else queries
-    rows = max(1, min(queries, longest, SCORES_AT_A_TIME // max(1, group * arguments.k.shape[2])))
-    per_head = max(1, group * rows * arguments.k.shape[2])
+    rows = max(1, min(queries, longest, SCORES_AT_A_TIME // max(1, group * keys_of)))
+    per_head = max(1, group * rows * keys_of)
     heads_at_once = min(key_heads, max(1, SCORES_AT_A_TIME // per_head))
     batch_at_once = max(1, SCORES_AT_A_TIME // (per_head * key_heads)) if heads_at_once == key_heads else 1
-    for batch in _slices(sequences, batch_at_once):
-        for shared in _slices(key_heads, heads_at_once):
-            for part in _slices(queries, rows):
-                keys = visible_keys(arguments, part) if bounded else slice(0, arguments.k.shape[2])
-                yield Block(batch, slice(shared.start * group, shared.stop * group), shared, part, keys, group)
+    for batch in _slices(slice(0, arguments.q.shape[0]), batch_at_once):
+        for shared in _slices(slice(0, key_heads), heads_at_once):
+            for part in _slices(sequence.rows, rows):
+                keys = visible_keys(arguments, sequence, part) if bounded else sequence.keys
+                of_heads = slice(shared.start * group, shared.stop * group)
+                yield Block(batch, of_heads, shared, part, keys, group, sequence)
 
 
-def _slices(size: int, step: int) -> Iterator[slice]:
-    for start in range(0, size, step):
-        yield slice(start, min(start + step, size))
+def _slices(whole: slice, step: int) -> Iterator[slice]:
+    for start in range(whole.start, whole.stop, step):
+        yield slice(start, min(start + step, whole.stop))
 
 
-def visible_keys(arguments: AttentionArguments, rows: slice) -> slice:
+def visible_keys(arguments: AttentionArguments, sequence: Sequence, rows: slice) -> slice:
     """The keys that causality and the window leave to any of ``rows``; empty where they leave none."""
     left, right = arguments.bounds
-    count = arguments.k.shape[2]
-    first = 0 if left is None else rows.start + arguments.key_offset - left
-    last = count if right is None else rows.stop + arguments.key_offset + right
-    first = min(max(first, 0), count)
-    return slice(first, max(first, min(last, count)))
+    start, stop = sequence.keys.start, sequence.keys.stop
+    first = start if left is None else rows.start + sequence.offset - left
+    last = stop if right is None else rows.stop + sequence.offset + right
+    first = min(max(first, start), stop)
+    return slice(first, max(first, min(last, stop)))

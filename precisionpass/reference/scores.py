@@ -52,7 +52,7 @@ def logits(arguments: AttentionArguments, raw: Tensor, block: Block, *, keep_raw
 def exclude(arguments: AttentionArguments, scores: Tensor, block: Block, value: float) -> Tensor:
     """Fills the keys that causality and the window exclude with ``value``, in place; touches only their columns."""
     left, right = arguments.bounds
-    offset = block.rows.start + arguments.key_offset - block.keys.start
+    offset = block.rows.start + block.sequence.offset - block.keys.start
     rows, keys = scores.shape[2:]
     row = torch.arange(rows, device=scores.device).unsqueeze(1) + offset
     key = torch.arange(keys, device=scores.device)
@@ -132,15 +132,20 @@ def _score_step(arguments: AttentionArguments, block: Block) -> Step:
 
 
 def score_values(arguments: AttentionArguments, scores: Tensor, block: Block) -> dict[str, Tensor]:
-    """The names of a score expression in a block: s, t0.., and the positions b, h, i, j as broadcast tensors."""
+    """The names of a score expression in a block: s, t0.., and the positions b, h, i, j as broadcast tensors.
+
+    In a packed attention b is the number of the sequence, and i and j count from its beginning.
+    """
     values = {"s": scores}
     for index, tensor in enumerate(arguments.score_inputs):
         part = block.of(tensor)
         values[f"t{index}"] = part if part.dtype == torch.bool else part.to(scores.dtype)
+    sequence = block.sequence
     parts = (block.batch, block.heads, block.rows, block.keys)
-    for axis, (name, part) in enumerate(zip("bhij", parts, strict=True)):
+    begins = (-(sequence.number or 0), 0, sequence.rows.start, sequence.keys.start)
+    for axis, (name, part, begin) in enumerate(zip("bhij", parts, begins, strict=True)):
         shape = [1, 1, 1, 1]
         shape[axis] = part.stop - part.start
-        positions = torch.arange(part.start, part.stop, dtype=scores.dtype, device=scores.device)
+        positions = torch.arange(part.start - begin, part.stop - begin, dtype=scores.dtype, device=scores.device)
         values[name] = positions.view(shape)
     return values

@@ -74,7 +74,8 @@ def _extreme(sign: str):
 def _clamp(node: Node, arguments: tuple[Node, ...], slopes: tuple[Node, ...]) -> Node:
     value, low, high = arguments
     inside = _where(Node("<", (value, low)), slopes[1], slopes[0])
-    return _where(Node(">", (value, high)), slopes[2], inside)
+    above = Node("or", (Node(">", (value, high)), Node("<", (high, low))))  # bounds that cross give the upper one
+    return _where(above, slopes[2], inside)
 
 
 def _absolute(node: Node, arguments: tuple[Node, ...], slopes: tuple[Node, ...]) -> Node:

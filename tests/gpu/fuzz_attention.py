@@ -35,6 +35,8 @@ KINDS: list[dict] = [
     {"bias": "key", "causal": "top_left"},
     {"softcap": 3.0, "causal": "top_left"},
     {"dropout_p": 0.2},
+    {"packed": True, "causal": "top_left"},
+    {"packed": True, "causal": "bottom_right", "window_left": 40},
 ]
 
 
@@ -51,6 +53,11 @@ def draw(source: random.Random) -> Case:
     shape["key_heads"] = source.randint(1, 3)
     shape["heads"] = shape["key_heads"] * source.choice([1, 1, 2, 4])
     tensors = {}
+    if settings.pop("packed", False):
+        shape["batch"], count = 1, source.randint(1, 40)
+        for name, total in (("cu_seqlens_q", shape["rows"]), ("cu_seqlens_k", shape["keys"])):
+            bounds = [0, *sorted(source.randint(0, total) for _ in range(count))]
+            tensors[name] = lambda r, b=bounds: torch.tensor(b, dtype=torch.int32)
     for name in ("mask", "bias"):
         if name in settings:
             rows = 1 if settings.pop(name) == "key" else shape["rows"]

@@ -28,7 +28,7 @@ class Case:
     value_width: int | None = None
     size: float = 1.0
     lse_gradient: bool = False
-    tensors: dict[str, Callable[[Random], Tensor]] = field(default_factory=dict)
+    tensors: dict[str, Callable[[Random], Tensor | tuple[Tensor, ...]]] = field(default_factory=dict)
     settings: dict[str, object] = field(default_factory=dict)
 
     def build(self, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> AttentionArguments:
@@ -46,16 +46,23 @@ class Case:
         settings = {"scale": self.width**-0.5, "save_residual": True, "return_max_logits": True} | self.settings
         if settings.get("dropout_p"):
             settings["seed"] = torch.tensor([1234567890123], device=device)
-        tensors = {name: make(random).to(device) for name, make in self.tensors.items()}
+        tensors = {name: _moved(make(random), device) for name, make in self.tensors.items()}
         return AttentionArguments(q, k, v, **tensors, **settings)
 
-    def upstream(self, arguments: AttentionArguments, seed: int = 1) -> tuple[Tensor, Tensor | None]:
-        """Gradients of output and lse (None unless the case has one)."""
+    def upstream(self, arguments: AttentionArguments, seed: int = 1) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Gradients of output, lse (None unless the case has one) and probabilities (None unless returned)."""
         generator = torch.Generator().manual_seed(seed)
         q, v = arguments.q, arguments.v
         output = torch.randn(*q.shape[:2], q.shape[2], v.shape[3], generator=generator).to(q)
         lse = torch.randn(q.shape[:3], generator=generator).to(q.device) if self.lse_gradient else None
-        return output, lse
+        if arguments.probabilities == "none":
+            return output, lse, None
+        probabilities = torch.randn(*q.shape[:3], arguments.k.shape[2], generator=generator).to(q)
+        return output, lse, probabilities
+
+
+def _moved(made: Tensor | tuple[Tensor, ...], device: str) -> Tensor | tuple[Tensor, ...]:
+    return made.to(device) if isinstance(made, Tensor) else tuple(part.to(device) for part in made)
 
 
 def _case(tensors: dict[str, Callable[[Random], Tensor]] | None = None, **values: object) -> Case:
@@ -90,6 +97,23 @@ def _holes(random: Random) -> Tensor:
     coarse = random(1, 1, 5, 4) > -0.3
     fine = coarse.repeat_interleave(64, 2).repeat_interleave(64, 3)
     return fine & (random(1, 1, 320, 256) > -4)
+
+
+def _packed(rows: list[int], keys: list[int]) -> dict[str, Callable[[Random], Tensor]]:
+    """cu_seqlens of sequences of these lengths."""
+    lengths = {"cu_seqlens_q": rows, "cu_seqlens_k": keys}
+    bounds = {name: torch.tensor([0, *count]).cumsum(0).to(torch.int32) for name, count in lengths.items()}
+    return {name: lambda random, bound=bound: bound for name, bound in bounds.items()}
+
+
+def _repeated_maxima(random: Random) -> Tensor:
+    """Scores of 20 at one place in odd rows, at two in even ones, in different tiles; after them, 11.6.
+
+    Shifted by 9 (the op allows 8) exp(11.6 - 29) rounds to 0 in FP16: even rows lose what odd ones keep.
+    """
+    bias = torch.full((1, 1, 70, 300), -60.0)
+    bias[..., 3], bias[..., ::2, 100], bias[..., 128:] = 20.0, 20.0, 11.6
+    return bias
 
 
 CASES = {
@@ -155,6 +179,76 @@ CASES = {
         {"bias": lambda random: random(1, 4, 70, 70)}, dropout_p=0.3, causal="top_left", heads=4, key_heads=2
     ),
     "lse gradient": _case(lse_gradient=True),
+    "output clip": _case(output_clip=0.2, causal="top_left"),
+    "output clip, recompute": _case(output_clip=0.2, delta="recompute", dropout_p=0.3),
+    "decode, output clip": _case(output_clip=0.05, rows=2, keys=900),
+    "row_max_shift, a maximum at two places": _case(
+        {"bias": _repeated_maxima}, size=0.0, keys=300, row_max_shift=(2.0, 9.0, 0.0), save_residual=False,
+    ),
+    "row_max_shift, negative, within a tolerance": _case(
+        {"bias": lambda random: 0.2 * _repeated_maxima(random) - 30.0}, size=0.01, keys=300,
+        row_max_shift=(2.0, 8.0, 2.0), causal="top_left",
+    ),
+    "row_max_shift, sinks, dead rows": _case(
+        {"sinks": lambda random: random(1, 2, 1, 1), "mask": lambda random: random(1, 1, 70, 70) > 1.5},
+        row_max_shift=(4.0, 6.0, 0.5),
+    ),
+    "decode, row_max_shift": _case(rows=2, keys=900, row_max_shift=(3.0, 8.0, 0.3)),
+    "probabilities": _case(probabilities="softmax", causal="top_left", rows=100, keys=90),
+    "probabilities, grouped, sinks, lse gradient": _case(
+        {"sinks": lambda random: random(1, 4, 1, 1)}, probabilities="softmax", heads=4, key_heads=2, lse_gradient=True
+    ),
+    "probabilities before dropout": _case(probabilities="softmax", dropout_p=0.3),
+    "probabilities after dropout": _case(
+        {"bias": lambda random: random(1, 1, 70, 70)}, probabilities="dropped", dropout_p=0.3, delta="output"
+    ),
+    "probabilities, rows of finfo.min": _case({"bias": _first_rows_filled(MINIMUM)}, probabilities="softmax"),
+    "probabilities, a dead row, nan": _case(
+        {"mask": lambda random: (torch.arange(70)[:, None] != 3).expand(1, 1, 70, 70)}, dead_rows="nan",
+        probabilities="softmax",
+    ),
+    "decode, probabilities": _case(rows=1, keys=900, probabilities="softmax", causal="bottom_right", softcap=3.0),
+    "packed": _case(_packed([70, 1, 0, 99], [70, 1, 5, 99]), rows=170, keys=175),
+    "packed, causal, padding behind": _case(
+        _packed([40, 3, 90], [40, 3, 90]), rows=140, keys=150, causal="top_left", heads=4, key_heads=2
+    ),
+    "packed, bottom_right, without keys": _case(
+        _packed([20, 5, 64, 33], [80, 0, 64, 7]), rows=122, keys=151, causal="bottom_right", lse_gradient=True
+    ),
+    "packed, window, sinks, recompute": _case(
+        _packed([100, 30], [100, 30]) | {"sinks": lambda random: random(1, 2, 130, 1)}, rows=130, keys=130,
+        window_left=9, window_right=4, delta="recompute",
+    ),
+    "packed, mask, dropout, softcap": _case(
+        _packed([64, 66], [33, 97]) | {"mask": lambda random: random(1, 1, 130, 130) > -1}, rows=130, keys=130,
+        dropout_p=0.3, softcap=2.0,
+    ),
+    "packed, more sequences than blocks": _case(_packed([1, 0, 2, 1] * 9, [2, 3, 0, 4] * 9), rows=37, keys=85),
+    "packed, nothing but padding": _case(_packed([0, 0], [0, 3]), rows=20, keys=20, causal="top_left"),
+    "score": _case(
+        {"score_inputs": lambda random: (random(1, 2, 1, 1), random(1, 1, 1, 70) > 0)},
+        score="where(t1 and i - j < 40, s * t0, -inf) - 0.01 * (i - j) + 0.1 * h", causal="top_left",
+    ),
+    "score, every operation": _case(
+        {"score_inputs": lambda random: (random(2, 1, 70, 70), random(1, 4, 70, 1))}, batch=2, heads=4, key_heads=2,
+        score="max(s, t0) * min(s, 2 * t0) / (1 + exp(-s * t1)) + sqrt(abs(s) + 1) - log(s * s + 1) + tanh(t1)"
+        " + clamp(s, -1, t0) * b + where(not s > t0 or j == 3, t0 >= 0, -s)",
+    ),
+    "score, softcap, bias, sinks, dropout, probabilities": _case(
+        {"bias": lambda random: random(1, 1, 70, 70), "sinks": lambda random: random(1, 2, 1, 1)}, softcap=3.0,
+        score="s * s - 0.5", dropout_p=0.2, probabilities="dropped", logit_clip="hard", logit_clip_max=2.5,
+    ),
+    "score, rows of finfo.min": _case(score=f"where(i < 5, {MINIMUM!r}, s)", save_residual=False),
+    "score without s": _case(
+        {"score_inputs": lambda random: (random(1, 2, 1, 70),)}, score="t0 + i / 70", normaliser="float32"
+    ),
+    "score, packed": _case(
+        _packed([40, 3, 0, 60], [50, 30, 5, 9]) | {"score_inputs": lambda random: (random(1, 1, 105, 94),)},
+        rows=105, keys=94, score="s + t0 * j / 10 - i / 20 + b * where(j < 7, 1, s)", causal="bottom_right",
+    ),
+    "decode, score": _case(
+        {"score_inputs": lambda random: (random(1, 2, 1, 900),)}, rows=1, keys=900, score="s * 2 + t0", dead_rows="nan"
+    ),
     "recompute": _case(
         {"sinks": lambda random: random(1, 2, 1, 1)}, delta="recompute", lse_gradient=True
     ),

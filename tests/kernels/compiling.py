@@ -103,18 +103,21 @@ def _number(pattern: str, text: str) -> int | None:
 
 def compile_attention(arguments: AttentionArguments, *, backward: bool = True, lse_gradient: bool = False) -> None:
     """Send an attention through the host code of forward and backward, inside `compiling_for`."""
-    output, residual, lse, _, _ = attention.forward(arguments)
+    output, residual, lse, _, probabilities = attention.forward(arguments)
     if not backward:
         return
     needs = (True, True, True, arguments.bias is not None, arguments.sinks is not None)
+    needs += tuple(tensor.is_floating_point() for tensor in arguments.score_inputs)
     gradient = torch.empty_like(output)
     saved = Saved(output, residual, lse)
-    attention.backward(Gradients(gradient, lse if lse_gradient else None, None, needs), arguments, saved)
+    through_probabilities = None if arguments.probabilities == "none" else probabilities
+    through_lse = lse if lse_gradient else None
+    attention.backward(Gradients(gradient, through_lse, through_probabilities, needs), arguments, saved)
 
 
 def example(
     *, width=64, value_width=None, dtype=torch.bfloat16, heads=2, key_heads=None, rows=256, keys=256, bias=None,
-    mask=None, sinks=False, dropout=False, **settings,
+    mask=None, sinks=False, dropout=False, packed=False, **settings,
 ) -> AttentionArguments:  # fmt: skip
     """Arguments with uninitialised tensors of the layout a model hands over, [B, S, H, W] transposed."""
     key_heads = key_heads or heads
@@ -130,6 +133,8 @@ def example(
         mask=None if mask is None else torch.ones(mask, dtype=torch.bool),
         sinks=torch.zeros(1, heads, 1, 1) if sinks else None,
         seed=torch.zeros(1, dtype=torch.int64) if dropout else None,
+        cu_seqlens_q=torch.tensor([0, rows // 2, rows], dtype=torch.int32) if packed else None,
+        cu_seqlens_k=torch.tensor([0, keys // 3, keys], dtype=torch.int32) if packed else None,
         dropout_p=0.1 if dropout else 0.0,
         scale=width**-0.5, save_residual=True, **settings,
     )  # fmt: skip

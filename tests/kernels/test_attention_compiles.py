@@ -16,6 +16,14 @@ ATTENTIONS = {
         "causal": "bottom_right", "window_left": 100, "softcap": 30.0, "delta": "recompute",
     },
     "a mask that heads share": {"width": 64, "mask": (1, 1, 256, 256)},
+    "score, probabilities, clips": {
+        "width": 64, "causal": "top_left", "score": "where(t1 and i - j < 9, 9 * tanh(s / 9), t0) / (1 + abs(t0 * h))",
+        "score_inputs": (torch.zeros(1, 2, 256, 256), torch.ones(1, 1, 1, 256, dtype=torch.bool)),
+        "probabilities": "softmax", "output_clip": 1.0, "row_max_shift": (2.0, 8.0, 0.0),
+    },
+    "packed": {
+        "width": 64, "causal": "bottom_right", "packed": True, "mask": (1, 1, 1, 256), "dropout": True, "key_heads": 1,
+    },
     "odd widths and lengths": {"width": 20, "value_width": 37, "rows": 77, "keys": 99, "dtype": torch.float16},
 }  # fmt: skip
 MORE_FOR_HOPPER = {
@@ -32,6 +40,8 @@ MATRIX += [("sm_90", name) for name in MORE_FOR_HOPPER]
 STACK_LIMIT = 128
 STACK_LIMITS = {
     "everything at once": 1280,  # no model asks for all of it: it must compile and be right
+    "score, probabilities, clips": 1024,  # every operation of an expression is a tile in registers
+    "packed": 768,  # addresses for every row, a mask by pointer, Philox
     "odd widths and lengths": 256,  # rows of 40 bytes: an address for nearly every element
     "causal, 256 wide": 512,  # spills and all, the fastest tile measured
 }

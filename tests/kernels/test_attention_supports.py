@@ -10,6 +10,8 @@ pytest.importorskip("triton")
 from precisionpass.kernels.attention import supports
 from tests.kernels.compiling import example
 
+PACKED = {name: torch.tensor([0, 100, 256], dtype=torch.int32) for name in ("cu_seqlens_q", "cu_seqlens_k")}
+
 
 def test_an_ordinary_attention_is_supported():
     assert supports(example()) is None
@@ -18,14 +20,27 @@ def test_an_ordinary_attention_is_supported():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"score": "s + t0"}, "the kernels have no general score expressions yet"),
-        ({"probabilities": "softmax"}, "the kernels do not return probabilities"),
-        ({"row_max_shift": (2.0, 8.0, 0.0)}, "the kernels have no row_max_shift"),
-        ({"output_clip": 1.0}, "the kernels have no output_clip"),
+        (
+            {"score": " + ".join(f"exp(s / {number}) * tanh(s)" for number in range(1, 90))},
+            "the kernels take score expressions of at most 400 operations, their slopes included",
+        ),
+        (PACKED | {"bias": torch.zeros(1, 1, 256, 256)}, "the kernels take no bias over packed sequences"),
+        (PACKED | {"probabilities": "softmax"}, "the kernels do not return the probabilities of packed sequences"),
+        (
+            PACKED | {"dead_rows": "nan"},
+            'the kernels give rows of packed sequences without a key 0, not dead_rows="nan"',
+        ),
     ],
 )
 def test_a_setting_without_a_kernel_is_named(change, reason):
     assert supports(replace(example(), **change)) == reason
+
+
+def test_gradients_of_score_inputs_are_refused_over_packed_sequences():
+    attention, needs = replace(example(), score="s + t0", score_inputs=(torch.zeros(1, 1, 1, 1),)), (True,) * 6
+    assert supports(attention, needs) is None and supports(replace(attention, **PACKED)) is None
+    reason = "the kernels have no gradients of score inputs over packed sequences"
+    assert supports(replace(attention, **PACKED), needs) == reason
 
 
 def test_float64_and_wide_heads_are_refused_in_words():

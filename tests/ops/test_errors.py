@@ -45,7 +45,6 @@ REFUSED = [
     ({"row_max_shift": [2.0, 60.0, 0.0]}, ValueError, "limit <= 40", "[2.0, 8.0, 0.0]"),
     ({"on_nonfinite": "raise"}, NotImplementedError, 'on_nonfinite="raise" is not built yet', '"zero" or "keep"'),
     ({"matmul": "fp8_e4m3"}, NotImplementedError, "matmul is reserved", 'matmul=""'),
-    ({"cu_seqlens_q": torch.tensor([0, 6])}, NotImplementedError, "cu_seqlens_q is reserved", "pass a mask"),
     ({"fp8_scales": [torch.ones(1)]}, NotImplementedError, "fp8_scales is reserved", "pass bfloat16 or float16"),
     ({"implementation": "triton"}, ValueError, 'implementation="triton" cannot', "falls back to the reference"),
 ]

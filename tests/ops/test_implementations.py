@@ -28,7 +28,9 @@ def kernels(monkeypatch):
         return dq, dk, dv, empty, empty, [empty for _ in arguments.score_inputs]
 
     stand_in = SimpleNamespace(
-        supports=lambda arguments: "no softcap here" if arguments.softcap else None, forward=forward, backward=backward
+        supports=lambda arguments, needs: "no softcap here" if arguments.softcap else None,
+        forward=forward,
+        backward=backward,
     )
     monkeypatch.setattr(module, "DEVICES", {"triton": ("cpu",)})
     monkeypatch.setattr(module, "triton_kernels", lambda: stand_in)

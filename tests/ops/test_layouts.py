@@ -41,7 +41,7 @@ def test_gradients_have_the_layout_that_split_heads_have():
 def test_only_the_gradients_that_are_needed_are_made():
     q, k, v = (draw(2, 4, 6, 8) for _ in range(3))
     output, residual, lse, _, _ = attention(q, k, v, save_residual=True)
-    empty = (None, None, None, [], None)
+    empty = (None, None, None, [], None, None, None)
     for place in range(3):
         needs = [index == place for index in range(5)]
         made = torch.ops.precisionpass.attention_backward(

@@ -80,6 +80,24 @@ def test_backward_ops():
     output, residual, lse, _, _ = ops.attention(q, k, v, save_residual=True)
     check(
         ops.attention_backward,
-        (output, lse, None, output, residual, lse, q, k, v, None, None, None, [], None, [True] * 3 + [False] * 2),
+        (
+            output,
+            lse,
+            None,
+            output,
+            residual,
+            lse,
+            q,
+            k,
+            v,
+            None,
+            None,
+            None,
+            [],
+            None,
+            None,
+            None,
+            [True] * 3 + [False] * 2,
+        ),
         {"save_residual": True},
     )

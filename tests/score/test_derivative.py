@@ -18,6 +18,8 @@ EXPRESSIONS = [
     "max(s, 1) + min(s, 1)",
     "clamp(s, -1, 1)",
     "clamp(s, t0 - 1, t0)",
+    "clamp(s, 0.5, t0)",
+    "clamp(s, t0, 0.5)",
     "where(s > t0, s * t0, -inf)",
     "where(s > 0 and not t0 > 1, s, t0)",
     "-(-s - t0)",
