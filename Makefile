@@ -22,9 +22,10 @@ test: $(INSTALLED)
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-# Ten thousand mutations of rules files, instead of the two hundred that every test run tries.
+# Ten thousand mutations of rules files and a thousand combinations of settings, where a test run tries some.
 fuzz: $(INSTALLED)
-	PRECISIONPASS_MUTATIONS=10000 $(BIN)/python -m pytest tests/rules/test_hostile.py -k mutated
+	PRECISIONPASS_MUTATIONS=10000 $(BIN)/python -m pytest tests/rules/test_hostile.py tests/rewriting/test_any_settings.py \
+	  -k "mutated or any_settings"
 
 # Chromium is the system's own: apt-get install chromium, or name one in CHROMIUM. axe-core and html-validate come from
 # npm, by the Node.js that pyright brings along, into .browser/.

@@ -26,6 +26,7 @@ MESSAGES = {
     "unsupported_dtype": "the op computes bf16, fp16, fp32 and fp64 only",
     "no_kernel": "a rule says implementation: triton, and its kernels need a GPU",
     "probabilities_wanted": "the probabilities are used elsewhere, and a rule says probabilities: never",
+    "shift_too_large": "row_max_shift goes further than numbers of this dtype reach",
     "action_refuses": "the action of the rule does not compute this site",
     "cannot_be_placed": "the new call cannot be placed in the graph",
 }

@@ -13,6 +13,7 @@ ADVICE = {
     "probabilities_wanted": "call the model without attention weights (output_attentions=False), or write "
     "probabilities: same.",
     "no_kernel": "write implementation: auto, or run the model on a GPU.",
+    "shift_too_large": "lower the limit of row_max_shift; 8 fits every dtype.",
     "action_refuses": "let the action compute this site, or the rule match fewer.",
     "cannot_be_placed": "compute the tensor named before the scores; and please report it, with this review.",
     # near misses of attention

@@ -11,13 +11,14 @@ from torch import fx
 from precisionpass import graph
 from precisionpass.decide import Decision
 from precisionpass.ops.arguments import AttentionArguments
+from precisionpass.ops.capabilities import SHIFT_LIMIT, SHIFT_LIMIT_DEFAULT
 from precisionpass.rewriting.arrange import Arranger, strides_matter
 from precisionpass.rewriting.own import Actions, call_action
-from precisionpass.rewriting.writer import ActionRefuses, Placed, Writer
+from precisionpass.rewriting.writer import ActionRefuses, Placed, ShiftTooLarge, Writer
 from precisionpass.score import expression
 from precisionpass.shadow import Shadow
 from precisionpass.sites.band import as_arguments
-from precisionpass.sites.describe import attention_dtype
+from precisionpass.sites.describe import attention_dtype, short
 from precisionpass.sites.site import Attention
 
 _SIXTEEN_BIT = (torch.bfloat16, torch.float16)
@@ -114,7 +115,10 @@ def settings(decision: Decision, operation: Attention) -> dict[str, object]:
     same = "zero" if operation.safe_softmax else "nan"
     chosen["dead_rows"] = same if values["dead_rows"] == "same" else values["dead_rows"]
     if values["row_max_shift"]:
-        shift = values["row_max_shift"]
+        shift, dtype = values["row_max_shift"], attention_dtype(operation)
+        most = SHIFT_LIMIT.get(dtype, SHIFT_LIMIT_DEFAULT)
+        if shift["limit"] > most:
+            raise ShiftTooLarge(f"limit {shift['limit']:g}, and {short(dtype)} has room for {most:g}")
         chosen["row_max_shift"] = [float(shift["beta"]), float(shift["limit"]), float(shift["tolerance"])]
     if values["logit_clip"]:
         chosen |= {"logit_clip": values["logit_clip"]["kind"], "logit_clip_max": float(values["logit_clip"]["max"])}

@@ -20,6 +20,12 @@ class CannotPlace(Exception):
     reason = "cannot_be_placed"
 
 
+class ShiftTooLarge(CannotPlace):
+    """A row_max_shift that takes exp below the smallest number of the site's dtype."""
+
+    reason = "shift_too_large"
+
+
 class ActionRefuses(CannotPlace):
     """An action of the user's says that it does not compute this site."""
 

@@ -158,6 +158,16 @@ def test_row_max_shift(ruled, settings, near, shifted):
     assert [shift for shift, share in alike.items() if share > 0.98] == [shifted], alike
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_shift_that_a_format_cannot_hold_is_refused_and_not_met_in_the_run(ruled, dtype):
+    inputs = tensors(dtype)
+    compiled = ruled(attend, "row_max_shift: {limit: 40}")
+    compiled(*inputs).sum().backward()
+    (site,) = precisionpass.report(compiled).sites
+    expected = ("refused", "shift_too_large") if dtype == torch.float16 else ("rewritten", "rewritten")
+    assert (site.decision, site.reason) == expected
+
+
 @pytest.mark.parametrize("implementation", ["auto", "reference", "triton"])
 @pytest.mark.parametrize("op", ["attention", "softmax"])
 def test_implementation_on_the_cpu(ruled, implementation, op):
