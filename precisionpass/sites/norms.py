@@ -39,18 +39,25 @@ def normalised(node: fx.Node) -> Normalised | None:
     for row, other in (node.args[:2], node.args[1::-1]):
         if kind is aten.div and row is not node.args[0]:
             continue
-        root = uncast(other)
+        root, ones = _without_one(uncast(other))
         if not graph.is_tensor(root) or not graph.is_tensor(row):
             continue
         inside, exponent, between = _root(root)
         if exponent != (0.5 if kind is aten.div else -0.5):
             continue
         statistic, eps = _without_eps(inside)
-        interior = {node, *between, *casts_between(other, root), *casts_between(inside, uncast(inside))}
+        interior = {node, *between, *ones, *casts_between(other, uncast(other)), *casts_between(inside, uncast(inside))}
         if eps != 0:
             interior |= {uncast(inside), *casts_between(statistic, uncast(statistic))}
         return Normalised(node, row, uncast(statistic), eps, frozenset(interior))
     return None
+
+
+def _without_one(node):
+    """(the node behind a multiplication with one, as `1 / x` has it, what was passed)"""
+    if isinstance(node, fx.Node) and graph.packet(node) is aten.mul and constant_of(node.args[1]) == 1:
+        return node.args[0], {node}
+    return node, set()
 
 
 def _root(node: fx.Node):
@@ -137,13 +144,13 @@ def _written_out(found: Normalised, writes: tuple[fx.Node, ...]) -> Site | None:
         raise Refused("group_norm")
     interior = found.interior | moment.interior | casts_between(found.row, row) | _casts_inside(moment, x)
     operation = Rowwise(x, found.output, moment.dims, eps=found.eps)
-    operation, interior = _with_affine(operation, interior)
+    operation, interior = _with_affine(operation, interior, kind == "rms_norm")
     interior = _without_shared_casts(frozenset(interior - {x}), operation.output)
-    for node in interior - {operation.output}:
-        if outside_users(node, interior):
-            raise Refused("scores_used_elsewhere", node.name)
     check_not_mutated(writes, [x], interior)
-    return _site(kind, operation, interior, _statistics(found))
+    site = _site(kind, operation, interior, _statistics(found))
+    if any(outside_users(node, interior) or "used" in node.meta for node in interior - {operation.output}):
+        return replace(site, notes=("the statistics are used elsewhere too and stay for that",))
+    return site
 
 
 def _is_group_of(x: fx.Node, dims: tuple[int, ...]) -> bool:
@@ -178,8 +185,10 @@ def _without_shared_casts(interior: frozenset[fx.Node], output: fx.Node) -> froz
     return _without_shared_casts(interior - shared, output) if shared else interior
 
 
-def _with_affine(operation: Rowwise, interior):
-    """Take in a weight of the normalised shape, or 1 + weight, and then a bias, while nothing else reads between."""
+def _with_affine(operation: Rowwise, interior, rms: bool):
+    """Take in a weight of the normalised shape (of an RMS norm also 1 + weight), and then a bias, while nothing else
+    reads between.
+    """
     for kind in (aten.mul, aten.add):
         ahead, casts = _next(operation.output)
         if ahead is None or graph.packet(ahead) is not kind:
@@ -189,6 +198,7 @@ def _with_affine(operation: Rowwise, interior):
         bare = uncast(other)
         if (
             kind is aten.mul
+            and rms
             and graph.is_tensor(bare)
             and graph.packet(bare) is aten.add
             and constant_of(bare.args[1]) == 1
