@@ -150,8 +150,8 @@ def _broadcast(w: Writer, shape: tuple[int, ...], least: int = 1) -> tuple[int, 
 
 
 def _score_step(w: Writer, scores: tuple[int, ...], masks: list) -> list[str]:
-    step = w.pick(*("scale", "bias", "mask") * 2, "causal", "cap", "clamp", "negative", "head", "float", "view", "shift",
-                  "constant")  # fmt: skip
+    step = w.pick(*("scale", "bias", "mask") * 2, "causal", "cap", "clamp", "negative", "head", "float", "view",
+                  "shift", "constant")  # fmt: skip
     i, j = scores[-2:]
     if step == "scale":
         number = w.pick("0.5", "0.125", "1.7", "-0.5")
