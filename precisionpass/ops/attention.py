@@ -6,11 +6,8 @@ reference computes; on CUDA the Triton kernels where they support the arguments,
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from functools import lru_cache
-from importlib.util import find_spec
 from types import ModuleType
 
 import torch
@@ -26,6 +23,7 @@ from precisionpass.ops.checks import (
     refuse_forward_mode,
 )
 from precisionpass.ops.clipping import clip_gradient, stop_at_bound
+from precisionpass.ops.implementations import triton_kernels
 from precisionpass.ops.packed import check_packed_formats, check_packed_sizes
 from precisionpass.reference import attention as reference
 from precisionpass.reference import attention_backward as reference_backward
@@ -68,14 +66,6 @@ def without_keys_is_zero(arguments: AttentionArguments) -> AttentionArguments:
     return replace(arguments, dead_rows="zero") if arguments.k.shape[2] == 0 else arguments
 
 
-@lru_cache(maxsize=1)
-def triton_kernels() -> ModuleType | None:
-    """The Triton implementation, imported when a CUDA tensor first needs it; None where Triton is not installed."""
-    if find_spec("triton") is None or find_spec("precisionpass.kernels.attention") is None:
-        return None
-    return importlib.import_module("precisionpass.kernels.attention")
-
-
 def kernels_for(arguments: AttentionArguments, needs: tuple[bool, ...] = ()) -> ModuleType | None:
     """The Triton implementation if it is to compute this call, None for the reference. ``needs``: of a backward.
 
@@ -83,7 +73,7 @@ def kernels_for(arguments: AttentionArguments, needs: tuple[bool, ...] = ()) -> 
     """
     if arguments.implementation == "reference":
         return None
-    kernels = triton_kernels() if arguments.q.device.type in DEVICES["triton"] else None
+    kernels = triton_kernels("attention") if arguments.q.device.type in DEVICES["triton"] else None
     reason = "there is no Triton kernel for this device" if kernels is None else kernels.supports(arguments, needs)
     if reason is None:
         return kernels

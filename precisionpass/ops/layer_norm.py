@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from precisionpass.ops.checks import check_norm, refuse_double_backward, refuse_forward_mode
+from precisionpass.ops.implementations import row_kernels
 from precisionpass.reference import layer_norm as reference
 from precisionpass.reference.rows import statistics_dtype
 
@@ -26,6 +27,8 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     refuse_forward_mode("layer_norm", x)
     check_norm("layer_norm", x, dims, weight, bias)
+    if kernels := row_kernels(x, weight, bias, dtype=dtype):
+        return kernels.norm_forward(x, dims, weight, bias, eps, 0.0, dtype, center=True)
     return reference.forward(x, dims, weight, bias, eps, dtype)
 
 
@@ -40,6 +43,8 @@ def _backward(
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     refuse_forward_mode("layer_norm_backward", x, grad_output)
+    if kernels := row_kernels(x, grad_output, weight, bias):
+        return kernels.norm_backward(grad_output, x, dims, weight, bias, mean, rstd, 0.0, tuple(needs))
     return reference.backward(grad_output, x, dims, weight, bias, mean, rstd, tuple(needs))
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from precisionpass.ops.checks import check_norm, refuse_double_backward, refuse_forward_mode
+from precisionpass.ops.implementations import row_kernels
 from precisionpass.reference import rms_norm as reference
 from precisionpass.reference.rows import statistics_dtype
 
@@ -34,6 +35,10 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     refuse_forward_mode("rms_norm", x)
     check_norm("rms_norm", x, dims, weight, bias)
+    kernels = row_kernels(x, weight, bias, dtype=dtype)
+    if kernels and not prescale:
+        y, _, rstd = kernels.norm_forward(x, dims, weight, bias, eps, weight_offset, dtype, center=False)
+        return y, rstd
     return reference.forward(x, dims, weight, bias, eps, weight_offset, prescale, dtype)
 
 
@@ -48,6 +53,10 @@ def _backward(
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     refuse_forward_mode("rms_norm_backward", x, grad_output)
+    if kernels := row_kernels(x, grad_output, weight, bias):
+        return kernels.norm_backward(
+            grad_output, x, dims, weight, bias, None, rstd, weight_offset, tuple(needs)
+        )
     return reference.backward(grad_output, x, dims, weight, bias, rstd, weight_offset, tuple(needs))
 
 

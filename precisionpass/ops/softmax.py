@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from precisionpass.ops.checks import check_float, refuse_double_backward, refuse_forward_mode
+from precisionpass.ops.implementations import row_kernels
 from precisionpass.reference import softmax as reference
 
 SCHEMA = "(Tensor x, int dim, ScalarType? dtype=None) -> Tensor"
@@ -18,6 +19,8 @@ def _define(name: str, compute: Callable[..., Tensor], compute_backward: Callabl
     def forward(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
         refuse_forward_mode(name, x)
         check_float(name, x=x)
+        if kernels := row_kernels(x, dtype=dtype):
+            return kernels.softmax_forward(x, dim, dtype, log=name == "log_softmax")
         return compute(x, dim, dtype)
 
     def forward_fake(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -27,6 +30,8 @@ def _define(name: str, compute: Callable[..., Tensor], compute_backward: Callabl
 
     def backward(grad_output: Tensor, x: Tensor, output: Tensor | None, dim: int) -> Tensor:
         refuse_forward_mode(f"{name}_backward", x, grad_output)
+        if kernels := row_kernels(x, grad_output):
+            return kernels.softmax_backward(grad_output, x, dim, log=name == "log_softmax")
         return compute_backward(grad_output, x, output, dim)
 
     def backward_fake(grad_output: Tensor, x: Tensor, output: Tensor | None, dim: int) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from precisionpass.kernels import attention, tuning
+from precisionpass.kernels import attention, rows, tuning
 from precisionpass.kernels.launch import options_of
 from precisionpass.ops.arguments import AttentionArguments, Gradients, Saved
 
@@ -73,12 +73,13 @@ def compiling_for(name: str, *, keep_text: bool = False) -> Iterator[list[Binary
         found.append(Binary(kernel.__name__, compiled.metadata.shared, *_resources(compiled), text))
 
     config.set_active(AbsentDevice(TARGETS[name]))
-    attention.launch = compile_only
+    attention.launch = rows.launch = compile_only
     tuning.multiprocessors = lambda device: 132
     try:
         yield found
     finally:
-        attention.launch, tuning.multiprocessors = launch, multiprocessors
+        attention.launch = rows.launch = launch
+        tuning.multiprocessors = multiprocessors
         config._active = before
 
 

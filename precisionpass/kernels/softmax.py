@@ -1,0 +1,119 @@
+"""softmax and log_softmax along one dimension, forward and backward: FP32 from the maximum to the one rounding.
+
+    y  = exp(x - m) / l          dx = y * (g - sum g*y)              or    y = x - m - log l,    dx = g - exp(y) * sum g
+
+A row of `dim` is read at its stride; `inner` rows stand side by side in memory. With ONCE a tile holds whole rows;
+wider ones are read again, from a cache. The backward makes y again from x: a rounded y does not sum to 1.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2_HIGH = tl.constexpr(0.693145751953125)  # 15 bits: exact times a small integer
+LN_2_LOW = tl.constexpr(1.4286068203094172e-6)
+SMALLEST = tl.constexpr(-104.0)  # exp of less is 0 in FP32
+
+
+@triton.jit
+def exponential(x):
+    """exp(x) for x <= 0 to a few units of FP32 at any magnitude; exp2(x * log2 e) loses |x| of them."""
+    x = tl.where(x < SMALLEST, SMALLEST, x)  # keeps NaN
+    whole = tl.floor(x * LOG2_E + 0.5)
+    rest = tl.fma(-whole, LN_2_LOW, tl.fma(-whole, LN_2_HIGH, x))
+    return tl.exp2(rest * LOG2_E) * tl.exp2(whole)
+
+
+@triton.jit
+def load_tile(source, row, column, rows, columns, inner, other, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """[ROWS, WIDTH] in FP32 of a contiguous [.., columns, inner] tensor: row r is (r // inner, :, r % inner)."""
+    start = (row // inner).to(tl.int64) * columns * inner + row % inner
+    place = start[:, None] + column[None, :].to(tl.int64) * inner
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    return tl.load(source + place, mask=inside, other=other).to(tl.float32), place, inside
+
+
+@triton.jit
+def statistics(x, row, rows, columns, inner, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """(m, l) of rows wider than a tile, in one pass: l = sum exp(x - m)."""
+    largest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    for start in range(0, columns, WIDTH):
+        column = start + tl.arange(0, WIDTH)
+        value, _, _ = load_tile(x, row, column, rows, columns, inner, float("-inf"), ROWS, WIDTH)
+        higher = tl.maximum(largest, tl.max(value, 1))
+        shift = tl.where(higher == float("-inf"), 0.0, higher)
+        total = total * exponential(largest - shift) + tl.sum(exponential(value - shift[:, None]), 1)
+        largest = higher
+    return largest, total
+
+
+@triton.jit
+def softmax_forward(
+    x, y, rows, columns, inner, LOG: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, ONCE: tl.constexpr
+):
+    """y of ROWS rows. A row of -inf, or with +inf or NaN, gives NaN."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    if ONCE:
+        value, place, inside = load_tile(
+            x, row, tl.arange(0, WIDTH), rows, columns, inner, float("-inf"), ROWS, WIDTH
+        )
+        value = value - tl.max(value, 1)[:, None]
+        weights = exponential(value)
+        total = tl.sum(tl.where(inside, weights, 0.0), 1)[:, None]
+        if LOG:
+            result = value - tl.log(total)
+        else:
+            result = weights / total
+        tl.store(y + place, result.to(y.dtype.element_ty), mask=inside)
+    else:
+        largest, total = statistics(x, row, rows, columns, inner, ROWS, WIDTH)
+        for start in range(0, columns, WIDTH):
+            column = start + tl.arange(0, WIDTH)
+            value, place, inside = load_tile(x, row, column, rows, columns, inner, 0.0, ROWS, WIDTH)
+            value = value - largest[:, None]
+            if LOG:
+                result = value - tl.log(total)[:, None]
+            else:
+                result = exponential(value) / total[:, None]
+            tl.store(y + place, result.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def softmax_backward(
+    gradient, x, dx, rows, columns, inner,
+    LOG: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, ONCE: tl.constexpr,
+):  # fmt: skip
+    """dx of ROWS rows."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    if ONCE:
+        column = tl.arange(0, WIDTH)
+        value, place, inside = load_tile(x, row, column, rows, columns, inner, float("-inf"), ROWS, WIDTH)
+        slope, _, _ = load_tile(gradient, row, column, rows, columns, inner, 0.0, ROWS, WIDTH)
+        weights = tl.where(inside, exponential(value - tl.max(value, 1)[:, None]), 0.0)
+        weights = weights / tl.sum(weights, 1)[:, None]
+        if LOG:
+            result = slope - weights * tl.sum(slope, 1)[:, None]
+        else:
+            result = weights * (slope - tl.sum(slope * weights, 1)[:, None])
+        tl.store(dx + place, result.to(dx.dtype.element_ty), mask=inside)
+    else:
+        largest, total = statistics(x, row, rows, columns, inner, ROWS, WIDTH)
+        along = tl.zeros([ROWS], tl.float32)
+        for start in range(0, columns, WIDTH):
+            column = start + tl.arange(0, WIDTH)
+            slope, _, inside = load_tile(gradient, row, column, rows, columns, inner, 0.0, ROWS, WIDTH)
+            if not LOG:
+                value, _, _ = load_tile(x, row, column, rows, columns, inner, 0.0, ROWS, WIDTH)
+                slope = tl.where(inside, slope * (exponential(value - largest[:, None]) / total[:, None]), 0.0)
+            along += tl.sum(slope, 1)
+        for start in range(0, columns, WIDTH):
+            column = start + tl.arange(0, WIDTH)
+            slope, place, inside = load_tile(gradient, row, column, rows, columns, inner, 0.0, ROWS, WIDTH)
+            value, _, _ = load_tile(x, row, column, rows, columns, inner, 0.0, ROWS, WIDTH)
+            weights = exponential(value - largest[:, None]) / total[:, None]
+            if LOG:
+                result = slope - weights * along[:, None]
+            else:
+                result = weights * (slope - along[:, None])
+            tl.store(dx + place, result.to(dx.dtype.element_ty), mask=inside)

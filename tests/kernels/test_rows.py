@@ -1,0 +1,41 @@
+"""Norm and softmax kernels without a GPU: their logic by the interpreter, and binaries for GPUs that are not there."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from precisionpass.kernels import rows
+from tests.kernels.check_rows import CASES, SOFTMAXES
+from tests.kernels.compiling import SHARED_MEMORY_LIMIT, TARGETS, compiling_for
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_case_agrees_with_float64():
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.kernels.check_rows"]
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr[-2000:]
+    assert result.stdout.count("right") >= 2 * len(CASES) + 4 * len(SOFTMAXES)
+
+
+@pytest.mark.parametrize("columns", [768, 16384, 50000])
+@pytest.mark.parametrize("target", TARGETS)
+def test_they_compile_within_the_limits(target, columns):
+    x, weight = torch.zeros(40, columns, dtype=torch.bfloat16), torch.zeros(columns)
+    needs = (True, True, True)
+    with compiling_for(target) as binaries:
+        _, mean, rstd = rows.norm_forward(x, 1, weight, weight, 1e-5, 0.0, None, center=True)
+        rows.norm_backward(x, x, 1, weight, weight, mean, rstd, 0.0, needs)
+        rows.softmax_backward(x, rows.softmax_forward(x, 1, None, log=False), 1, log=False)
+        rows.softmax_forward(x, 0, None, log=True)
+    assert len(binaries) == (5 if columns <= rows.WIDEST_BACKWARD else 6)
+    for binary in binaries:
+        assert binary.shared_memory <= SHARED_MEMORY_LIMIT[target], binary
+        assert not binary.stack, binary
