@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 import precisionpass
@@ -41,13 +42,19 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """name -> file of a page."""
     folder = tmp_path_factory.mktemp("pages")
     model = precisionpass.explain(Several().bfloat16(), (torch.randn(2, 8, 32).bfloat16(),))
+    config = transformers.GPT2Config(attn_implementation="eager", use_cache=False)
+    with torch.device("meta"):
+        documented = transformers.GPT2LMHeadModel(config).to(torch.bfloat16).train()
+        documented.loss_type, ids = "ForCausalLM", torch.zeros(4, 512, dtype=torch.long)
+        gpt2_124m = precisionpass.explain(documented, (), {"input_ids": ids, "labels": ids})
     large = precisionpass.explain(Stack(80), (torch.randn(1, 4, 32),))
     reports = {
         "gpt2": gpt2.report(), "model": model, "empty": Report(), "hostile": hostile_report(), "large": large,
+        "documented": gpt2_124m,
     }  # fmt: skip
     for name, report in reports.items():
         report.save(folder / name)
-    files = {name: folder / name / "index.html" for name in PAGES}
+    files = {name: folder / name / "index.html" for name in (*PAGES, "documented")}
     files["diff"] = folder / "diff.html"
     files["diff"].write_text(compare(gpt2.report(), model).html(), encoding="utf-8")
     return files

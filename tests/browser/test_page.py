@@ -138,6 +138,14 @@ def test_the_words_of_a_drawing_fit_their_boxes(opened):
     assert page.locator("svg text").count() > 50
 
 
+def test_the_picture_in_the_documentation_is_there(request, opened, browser, pages):
+    """`make browser`, then pytest tests/browser --update-golden, takes it anew."""
+    picture = Path(__file__).parents[2] / "docs" / "review-page.png"
+    if request.config.getoption("--update-golden"):
+        opened("documented", viewport={"width": 1100, "height": 1120}).screenshot(path=picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
 def test_a_formula_is_drawn_as_one(opened):
     box = opened("model").locator("article.rewritten math").first.bounding_box()
     assert box["width"] > 120 and 15 < box["height"] < 90
