@@ -1,8 +1,8 @@
 # make demo   sets up .venv and trains two small models with and without precisionpass
 # make test   sets up .venv and runs every check and test
-# make fuzz   tries the rules language on ten thousand mutated files (some minutes)
 # make browser  holds the review's page against a real browser; needs Chromium, and fetches what else it needs
-# make fuzz   runs 20 000 random attentions and norms through the pass, and compiles 5 000 (about an hour)
+# make fuzz   runs 20 000 random attentions and norms through the pass, compiles 5 000, and tries the rules language on
+#             10 000 mutated files and a thousand combinations of settings (about an hour)
 # make bench  measures the pass, a training step and the bias of attention on this machine (some ten minutes)
 # All work on a fresh clone. Needed beforehand: Python >= 3.11 with pip and venv (choose it with PYTHON=...).
 
@@ -23,11 +23,6 @@ test: $(INSTALLED)
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-# Ten thousand mutations of rules files and a thousand combinations of settings, where a test run tries some.
-fuzz: $(INSTALLED)
-	PRECISIONPASS_MUTATIONS=10000 $(BIN)/python -m pytest tests/rules/test_hostile.py tests/rewriting/test_any_settings.py \
-	  -k "mutated or any_settings"
-
 # Chromium is the system's own: apt-get install chromium, or name one in CHROMIUM. axe-core and html-validate come from
 # npm, by the Node.js that pyright brings along, into .browser/.
 browser: .browser/.installed
@@ -42,6 +37,8 @@ browser: .browser/.installed
 	@touch $@
 
 fuzz: $(INSTALLED)
+	PRECISIONPASS_MUTATIONS=10000 $(BIN)/python -m pytest --timeout 0 -k "mutated or any_settings" \
+	  tests/rules/test_hostile.py tests/rewriting/test_any_settings.py
 	FUZZ_GRAPHS=10000 FUZZ_COMPILED=5000 $(BIN)/python -m pytest tests/fuzzing --timeout 0
 
 bench: $(INSTALLED)

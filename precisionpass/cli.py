@@ -58,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a function without arguments; returns model, (model, args) or (model, args, kwargs)",
     )
     explain.add_argument("--rules", required=True, metavar="R", help="a preset or a rules file")
+    explain.add_argument("--own", metavar="NAME", help="a dict in FILE.py with sites and actions of your own")
     explain.add_argument("--review", metavar="DIR", help="also write the whole review into this folder")
     explain.add_argument("--json", action="store_true", help="print JSON instead of text")
     explain.add_argument(
@@ -160,7 +161,7 @@ def _explain(options: argparse.Namespace) -> int:
     with _progress(f"loading {options.target}"), contextlib.redirect_stdout(sys.stderr):
         from precisionpass import api
 
-        given = load_model(path, name)
+        given = load_model(path, name, options.own)
     with _progress("finding sites"), contextlib.redirect_stdout(sys.stderr):
         report = api.explain(**given, rules=rules)
     if options.review:

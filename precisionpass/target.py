@@ -37,12 +37,14 @@ def split_target(target: str) -> tuple[Path, str]:
     return Path(file), name
 
 
-def load_model(path: Path, name: str) -> dict[str, Any]:
+def load_model(path: Path, name: str, own: str | None = None) -> dict[str, Any]:
     """Run the file, call the factory: {"model"} and, where given, "args" and "kwargs". Raises PrecisionPassError.
 
-    The file runs as it would in its own folder, but not as __main__; what it prints goes where stdout is sent.
+    own: the name of a dict in the file, whose "sites" and "actions" are added. The file runs as it would in its own
+    folder, but not as __main__; what it prints goes where stdout is sent.
     """
     module = _run_file(path)
+    parts = {} if own is None else _own_parts(module, own, path)
     factory = getattr(module, name, None)
     functions = sorted(key for key, value in vars(module).items() if inspect.isfunction(value) and key[0] != "_")
     if factory is None:
@@ -71,7 +73,21 @@ def load_model(path: Path, name: str) -> dict[str, Any]:
         ) from None
     with _users_code(path, f"{name} failed", "PP124"):
         made = factory()
-    return _as_arguments(made, name, _place(factory, path))
+    return _as_arguments(made, name, _place(factory, path)) | parts
+
+
+def _own_parts(module: ModuleType, name: str, path: Path) -> dict[str, Any]:
+    parts = getattr(module, name, None)
+    strange = sorted(set(parts) - {"sites", "actions"}, key=str) if isinstance(parts, dict) else []
+    if isinstance(parts, dict) and not strange:
+        return parts
+    raise PrecisionPassError(
+        f"--own {name} names no dict of sites and actions",
+        where=str(path),
+        why=f"its key {strange[0]!r} is neither" if strange else f"it is {_kind(parts)}",
+        fix=f'write: {name} = {{"sites": [*default_sites, ...], "actions": {{"own.NAME": function}}}}',
+        code="PP127",
+    )
 
 
 def _run_file(path: Path) -> ModuleType:

@@ -98,6 +98,9 @@ def test_explain_prints_the_report_and_nothing_else(explained, capsys):
     assert err.splitlines() == ["noise while loading", "noise while building", "noise while tracing"]
     (call,) = explained.calls
     assert sorted(call) == ["model", "rules"]
+    Path("my_model.py").write_text(GOOD + "parts = {'sites': [1]}")
+    assert explain("my_model.py:plain", "--rules", "off", "--own", "parts") == 0
+    assert explained.calls[1]["sites"] == [1]
     assert (type(call["model"]).__name__, call["rules"].name) == ("Model", "stable-bf16")
 
 

@@ -53,6 +53,8 @@ def swapped():
 
 model = Model()
 size = 3
+mine = {"sites": [1], "actions": {"own.a": print}}
+other = {"sites": [1], "rules": []}
 """
 
 
@@ -79,6 +81,23 @@ def test_what_a_factory_may_give():
     given = loaded("my_model.py:with_kwargs")
     assert (type(given["model"]).__name__, given["args"], given["kwargs"]) == ("Model", [1], {"mask": None})
     assert type(loaded("my_model.py:Model")["model"]).__name__ == "Model"
+
+
+def test_what_is_ones_own_comes_along():
+    given = load_model(*split_target("my_model.py:with_args"), "mine")
+    assert (given["args"], given["sites"], list(given["actions"])) == ((1, 2), [1], ["own.a"])
+
+
+@pytest.mark.parametrize(("name", "why"), [
+    ("other", "its key 'rules' is neither"), ("size", "it is an int"), ("none", "it is None"),
+])  # fmt: skip
+def test_what_is_no_dict_of_ones_own(name, why):
+    with pytest.raises(PrecisionPassError) as raised:
+        load_model(*split_target("my_model.py:plain"), name)
+    assert str(raised.value) == (
+        f"PP127 --own {name} names no dict of sites and actions\n  where: my_model.py\n  why: {why}\n"
+        f'  fix: write: {name} = {{"sites": [*default_sites, ...], "actions": {{"own.NAME": function}}}}'
+    )
 
 
 def test_a_file_may_have_the_name_of_a_loaded_module(folder):

@@ -26,6 +26,7 @@ CODES = {
     "PP124": "the factory failed, or needs arguments",
     "PP125": "the factory returned something else than a model, (model, args) or (model, args, kwargs)",
     "PP126": "no site of that name",
+    "PP127": "--own names no dict of sites and actions in the file of the model",
     "PP131": "the predicate of a Python rule failed, or gave no truth",
     "PP132": "a recogniser passed as sites= that cannot be used, fails, or gives what is no site",
     "PP133": "an action passed as actions= that cannot be used, fails, or gives another tensor than the site's",
