@@ -6,6 +6,7 @@ import math
 import operator
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
 from keyword import iskeyword
 
@@ -86,7 +87,9 @@ class Speller:
             return ".".join(str(node.target).split(".")[:2]), tuple(settings)
         settings = [setting.replace("torch.", "") for setting in settings]
         short = f"{name}({', '.join(settings)})" if settings else name
-        return (short, ()) if len(short) <= LONGEST_LABEL else (name, tuple(settings))
+        if len(short) <= LONGEST_LABEL:
+            return short, ()
+        return name, tuple(textwrap.wrap(", ".join(settings), LONGEST_LABEL, break_on_hyphens=False))
 
     def function(self, target: Callable) -> str:
         """A dotted name under which another file finds this very function. Raises Unwritable."""

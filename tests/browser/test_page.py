@@ -142,7 +142,7 @@ def test_the_picture_in_the_documentation_is_there(request, opened, browser, pag
     """`make browser`, then pytest tests/browser --update-golden, takes it anew."""
     picture = Path(__file__).parents[2] / "docs" / "review-page.png"
     if request.config.getoption("--update-golden"):
-        opened("documented", viewport={"width": 1100, "height": 1120}).screenshot(path=picture)
+        opened("documented", viewport={"width": 1100, "height": 1640}).screenshot(path=picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
