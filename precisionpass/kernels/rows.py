@@ -87,13 +87,12 @@ def norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(dx, dweight, dbias) as the references state them; [0] where not needed. The same inputs give the same bits."""
     needs_x, needs_weight, needs_bias = needs
-    nothing = x.new_empty(0)
     flat, rows, columns = as_rows(x, dims)
     slope = as_rows(gradient, dims).tensor
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if needs_x else nothing
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if needs_x else x.new_empty(0)
     if x.numel() == 0:
         dweight, dbias = (
-            torch.zeros_like(parameter) if parameter is not None and needed else nothing
+            torch.zeros_like(parameter) if parameter is not None and needed else x.new_empty(0)
             for parameter, needed in ((weight, needs_weight), (bias, needs_bias))
         )
         return dx, dweight, dbias
@@ -125,16 +124,16 @@ def norm_backward(
                 mean, rstd, dweight, dbias, rows, columns, each,
                 CENTER=center, DWEIGHT=needs_weight, DBIAS=needs_bias, WIDTH=ELEMENTS,
             )  # fmt: skip
-    return dx, _total(dweight, weight) if needs_weight else nothing, _total(dbias, bias) if needs_bias else nothing
+    return dx, _total(dweight, weight if needs_weight else x), _total(dbias, bias if needs_bias else x)
 
 
 def _flat(parameter: Tensor | None) -> Tensor | None:
     return None if parameter is None else parameter.reshape(-1)
 
 
-def _total(parts: Tensor, like: Tensor | None) -> Tensor:
-    """The programs' sums, added up in a fixed order."""
-    return parts.sum(0).view(like.shape).to(like.dtype)
+def _total(parts: Tensor, like: Tensor) -> Tensor:
+    """The programs' sums, added up in a fixed order, in a parameter's shape and format; [0] stays [0], in x's."""
+    return parts.sum(0).view(like.shape).to(like.dtype) if parts.dim() > 1 else parts.to(like.dtype)
 
 
 def softmax_forward(x: Tensor, dim: int, dtype: torch.dtype | None, *, log: bool) -> Tensor:

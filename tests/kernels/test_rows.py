@@ -39,3 +39,16 @@ def test_they_compile_within_the_limits(target, columns):
     for binary in binaries:
         assert binary.shared_memory <= SHARED_MEMORY_LIMIT[target], binary
         assert not binary.stack, binary
+
+
+@pytest.mark.parametrize("columns", [768, 50000])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_gradients_that_nobody_asked_for_are_empty_tensors_of_their_own(columns, dtype):
+    """The results of a custom op must not share memory, or be one tensor twice."""
+    x = torch.zeros(4, columns, dtype=dtype)
+    with compiling_for("sm_90"):
+        _, mean, rstd = rows.norm_forward(x, 1, None, None, 1e-5, 0.0, None, center=True)
+        results = rows.norm_backward(x, x, 1, None, None, mean, rstd, 0.0, (True, False, False))
+    assert len({id(part) for part in results}) == 3
+    assert [part.numel() for part in results[1:]] == [0, 0]
+    assert [part.dtype for part in results] == [dtype] * 3
