@@ -24,7 +24,7 @@ MESSAGES = {
     "already_satisfied": "the statistics are already computed in FP32 or better",
     "contradiction": "two rules that both match cannot hold together",
     "unsupported_dtype": "the op computes bf16, fp16, fp32 and fp64 only",
-    "no_kernel": "a rule says implementation: triton, and its kernels need a GPU",
+    "no_kernel": "a rule says implementation: triton, and there is no kernel for this device or dtype",
     "probabilities_wanted": "the probabilities are used elsewhere, and a rule says probabilities: never",
     "shift_too_large": "row_max_shift goes further than numbers of this dtype reach",
     "action_refuses": "the action of the rule does not compute this site",
@@ -140,6 +140,8 @@ def _action(site: Site, resolved) -> tuple[str, str]:
         return "kept", "unused"
     if is_own(resolved.value("implementation")):
         return "rewritten", "rewritten"
+    if resolved.value("implementation") == "triton" and not _has_kernel(site):
+        return "refused", "no_kernel"
     if isinstance(site.operation, Rowwise):
         if graph.dtype(site.operation.x) not in _FLOATING or graph.dtype(site.output) not in _FLOATING:
             return "refused", "unsupported_dtype"
@@ -154,6 +156,13 @@ def _action(site: Site, resolved) -> tuple[str, str]:
             return "refused", "unsupported_dtype"
         if site.operation.probabilities and resolved.value("probabilities") == "never":
             return "refused", "probabilities_wanted"
-        if resolved.value("implementation") == "triton" and site.facts["device"] not in ("cuda", "meta"):
-            return "refused", "no_kernel"
     return "rewritten", "rewritten"
+
+
+def _has_kernel(site: Site) -> bool:
+    """Whether there are Triton kernels for such a site; what they refuse of attention is met in the call."""
+    operation = site.operation
+    if site.facts["device"] not in ("cuda", "meta"):
+        return False
+    read = (operation.x, operation.weight, operation.bias, operation.output) if isinstance(operation, Rowwise) else ()
+    return all(node is None or graph.dtype(node) != torch.float64 for node in read)

@@ -12,7 +12,7 @@ ADVICE = {
     "unsupported_dtype": "compute this site in BF16, FP16, FP32 or FP64.",
     "probabilities_wanted": "call the model without attention weights (output_attentions=False), or write "
     "probabilities: same.",
-    "no_kernel": "write implementation: auto, or run the model on a GPU.",
+    "no_kernel": "write implementation: auto, or run the model on a GPU, in BF16, FP16 or FP32.",
     "shift_too_large": "lower the limit of row_max_shift; 8 fits every dtype.",
     "action_refuses": "let the action compute this site, or the rule match fewer.",
     "cannot_be_placed": "compute the tensor named before the scores; and please report it, with this review.",

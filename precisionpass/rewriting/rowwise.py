@@ -30,8 +30,12 @@ def write_rowwise(decision: Decision, shadow: Shadow, actions: Actions) -> Place
 def _result(decision: Decision, operation: Rowwise, writer: Writer, actions: Actions) -> fx.Node:
     kind, values, like = decision.site.kind, decision.values, operation.output
     by_action = decision.own_action
-    if not by_action and (values["lowering"] == "inline" or values["statistics"] == "float64"):
-        result = write_inline(kind, operation, writer, getattr(torch, values["statistics"]))
+    # On a GPU the op is the kernels, and the reference is the same formula inline.
+    by_reference = values["implementation"] == "reference" and graph.value(like).device.type != "cpu"
+    if not by_action and (by_reference or values["lowering"] == "inline" or values["statistics"] == "float64"):
+        result = write_inline(
+            kind, operation, writer, getattr(torch, values["statistics"]), bool(values.get("prescale"))
+        )
         return writer.laid_out_as(like, result, () if kind in SOFTMAXES else order_in_memory(operation.x))
     args, extra = _arguments(kind, operation, writer)
     if values.get("prescale") and not by_action:

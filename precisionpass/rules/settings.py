@@ -72,9 +72,9 @@ class Apply(Checked):
 
     implementation: Implementation = Field(
         default="auto",
-        description="Who computes the site. auto: the fastest that can. triton: the GPU kernels, for attention only. "
-        "reference: plain PyTorch, slow and exact, the specification. keep: leave the site as it is. "
-        "own.NAME: an action passed from Python.",
+        description="Who computes the site. auto: the fastest that can. triton: the GPU kernels. reference: plain "
+        "PyTorch, slow and exact, the specification. keep: leave the site as it is. own.NAME: an action passed from "
+        "Python.",
     )
     lowering: Literal["auto", "inline", "kernel"] = Field(
         default="auto",
@@ -149,7 +149,6 @@ _ONLY: dict[str, tuple[str, ...]] = dict.fromkeys(
 ) | {"prescale": ("rms_norm",)}
 _ROWWISE = ("softmax", "log_softmax", "layer_norm", "rms_norm")
 _ONLY_VALUES = {
-    ("implementation", "triton"): ATTENTION,
     ("lowering", "inline"): _ROWWISE,
     ("statistics", "float64"): _ROWWISE,
 }
@@ -223,13 +222,8 @@ _TOGETHER = (
         'statistics "float64" is computed inline, and implementation "{}" asks for a kernel',
     ),
     (
-        ("lowering", "inline"),
+        ("implementation", "triton"),
         ("prescale", (True,)),
-        'prescale is the op\'s, and lowering "inline" leaves none',
-    ),
-    (
-        ("statistics", "float64"),
-        ("prescale", (True,)),
-        'prescale is the op\'s, and statistics "float64" is computed inline',
+        'prescale is computed in plain PyTorch, and implementation "triton" asks for a kernel',
     ),
 )

@@ -78,6 +78,24 @@ def test_how_a_site_is_lowered(kind):
         assert "precisionpass" not in targets(call, *given, lowering="inline", implementation="auto")
 
 
+@pytest.mark.parametrize(("device", "is_op"), [("cpu", True), ("meta", False)])
+def test_the_reference_of_a_row_is_the_op_on_a_cpu_and_inline_elsewhere(device, is_op):
+    given = [t.detach().to(device) for t in inputs()]
+    for kind in ("softmax", "layer_norm", "rms_norm"):
+        call, count = CALLS[kind]
+        assert ("precisionpass" in targets(call, *given[:count], implementation="reference")) is is_op
+        assert "precisionpass" in targets(call, *given[:count], implementation="auto")
+
+
+@pytest.mark.parametrize(("dtype", "decision"), [(torch.bfloat16, "rewritten"), (torch.float64, "refused")])
+def test_the_kernels_of_rows_are_for_gpus_and_32_bits(dtype, decision):
+    (x,) = inputs(dtype)[:1]
+    report = precisionpass.explain(softmax, (x.to("meta"),), rules=rules(implementation="triton"))
+    assert [site.decision for site in report.sites] == [decision]
+    report = precisionpass.explain(softmax, (x,), rules=rules(implementation="triton"))
+    assert [(site.decision, site.reason) for site in report.sites] == [("refused", "no_kernel")]
+
+
 def test_float64_statistics():
     """Nearer to float64 than FP32 can be, for FP32 inputs; an FP32 site is not yet good enough for such a rule."""
     (x,) = inputs(torch.float32)[:1]
@@ -89,7 +107,8 @@ def test_float64_statistics():
 
 
 @pytest.mark.parametrize("size", [1e20, 1e-25])
-def test_prescale(size):
+@pytest.mark.parametrize("lowering", ["kernel", "inline"])
+def test_prescale(size, lowering):
     """Squares that overflow or vanish in FP32."""
 
     def call(x):
@@ -98,7 +117,8 @@ def test_prescale(size):
     x = size * torch.randn(4, 64)
     truth = call(x.double())
     torch._dynamo.reset()
-    found = step(precisionpass.compile(call, rules=rules(prescale=True), backend="aot_eager"), (x.requires_grad_(),))
+    compiled = precisionpass.compile(call, rules=rules(prescale=True, lowering=lowering), backend="aot_eager")
+    found = step(compiled, (x.requires_grad_(),))
     assert relative(found.outputs[0], truth) < 1e-6 < relative(call(x), truth)
     exact = step(call, (x.detach().double().requires_grad_(),)).gradients["input 0"]
     assert relative(found.gradients["input 0"], exact) < 1e-5
