@@ -1,8 +1,8 @@
 """A score expression as a Triton function: generated, kept in Triton's own cache folder, loaded from there.
 
-Triton compiles functions that have a source file. The file's name is a digest of its text, and so is the function's,
-which puts the expression into the key of every binary that calls it. A file of that name with another text is written
-anew, never run.
+Triton compiles functions that have a source file. The file's name is a digest of its text and of what it imports from
+here, and so is the function's, which puts both into the key of every binary that calls it. A file of that name with
+another text is written anew, never run.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import triton
 from torch import Tensor
 
+from precisionpass.kernels import scores
 from precisionpass.score.derivative import derivative
 from precisionpass.score.grammar import parse
 from precisionpass.score.triton_code import triton_statements
@@ -97,8 +98,13 @@ def module_source(text: str, inputs: tuple[tuple[bool, bool, bool], ...]) -> tup
     def written(name: str) -> str:
         return MODULE.format(text=expression, name=name, statements=statements, results=results)
 
-    name = "score_" + hashlib.sha256(written("").encode()).hexdigest()[:24]
+    name = "score_" + hashlib.sha256(written("").encode() + _imported()).hexdigest()[:24]
     return written(name), name
+
+
+@lru_cache(maxsize=1)
+def _imported() -> bytes:
+    return Path(scores.__file__).read_bytes()
 
 
 def _write(path: Path, source: str) -> None:

@@ -35,6 +35,7 @@ KINDS: list[dict] = [
     {"bias": "key", "causal": "top_left"},
     {"softcap": 3.0, "causal": "top_left"},
     {"dropout_p": 0.2},
+    {"score": "where(i - j < 30, s, -inf) * (1 + 0.1 * h) - abs(i - j) / 50", "causal": "top_left"},
     {"packed": True, "causal": "top_left"},
     {"packed": True, "causal": "bottom_right", "window_left": 40},
 ]

@@ -230,7 +230,8 @@ CASES = {
         score="where(t1 and i - j < 40, s * t0, -inf) - 0.01 * (i - j) + 0.1 * h", causal="top_left",
     ),
     "score, every operation": _case(
-        {"score_inputs": lambda random: (random(2, 1, 70, 70), random(1, 4, 70, 1))}, batch=2, heads=4, key_heads=2,
+        {"score_inputs": lambda random: (random(2, 1, 30, 40), random(1, 2, 30, 1))}, batch=2, key_heads=1, rows=30,
+        keys=40,
         score="max(s, t0) * min(s, 2 * t0) / (1 + exp(-s * t1)) + sqrt(abs(s) + 1) - log(s * s + 1) + tanh(t1)"
         " + clamp(s, -1, t0) * b + where(not s > t0 or j == 3, t0 >= 0, -s)",
     ),

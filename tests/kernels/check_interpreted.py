@@ -8,7 +8,10 @@ from precisionpass.kernels import tuning
 from tests.kernels.agreement import disagreements
 from tests.kernels.cases import CASES
 
-FP32 = ("causal", "grouped", "odd widths", "bias, causal", "window, two sides", "dropout", "recompute")
+FP32 = (
+    "causal", "grouped", "odd widths", "bias, causal", "window, two sides", "dropout", "recompute", "packed",
+    "score, packed",
+)  # fmt: skip
 
 
 def main(names: list[str]) -> int:

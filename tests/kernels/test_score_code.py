@@ -37,6 +37,12 @@ def test_the_name_covers_the_expression_and_how_its_inputs_vary():
     assert score_function("s  *  t0", (BY_HEAD,)).fn.__name__ in names, "spaces mean nothing"
 
 
+def test_the_name_covers_what_the_function_calls(monkeypatch):
+    before = module_source("s * t0", ((True, True, False),))[1]
+    monkeypatch.setattr(score_code, "_imported", lambda: b"another load_input")
+    assert module_source("s * t0", ((True, True, False),))[1] != before
+
+
 def test_a_file_with_another_text_is_written_anew_and_not_run(folder):
     source, name = module_source("s * 2", ())
     folder.mkdir()
