@@ -15,6 +15,7 @@ from precisionpass.complaints import complain_of_unmatched
 from precisionpass.errors import PrecisionPassError
 from precisionpass.export import rewritten
 from precisionpass.extensions import extensions
+from precisionpass.review.measured import with_measures
 from precisionpass.review.report import Report
 from precisionpass.rules import load
 
@@ -90,14 +91,11 @@ def explain(model: Callable, args: tuple = (), kwargs: Mapping[str, Any] | None 
     """What compile would do to `model` on these arguments, without compiling or running it; works on meta tensors.
 
     training: True or False for a training step or inference, None for the model's own mode and the current grad mode.
-    sites, actions: as in compile.
+    measure: also run each kind of rewritten site alone, old and new, on made-up values of the captured shapes, against
+    float64. sites, actions: as in compile.
     Nothing in the model, its gradients or the random number state changes. Raises PrecisionPassError for bad rules and
     for a model that torch cannot capture.
     """
-    if measure:
-        raise PrecisionPassError(
-            "measure=True is not built yet", where="precisionpass.explain", fix="leave it out", code="PP403"
-        )
     loaded = load(rules)
     if isinstance(args, torch.Tensor):
         raise PrecisionPassError("args is one tensor, not a tuple of arguments", where="precisionpass.explain",
@@ -118,7 +116,7 @@ def explain(model: Callable, args: tuple = (), kwargs: Mapping[str, Any] | None 
     backend.events += not_captured
     found = backend.report()
     complain_of_unmatched(found, loaded)
-    return found
+    return with_measures(found) if measure else found
 
 
 def rewrite(program: ExportedProgram, rules: Any = "stable-bf16", *, review: str | os.PathLike | None = None

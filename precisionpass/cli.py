@@ -64,6 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument(
         "--site", metavar="NAME", help="only these modules' sites, in full: a name, a pattern, or h.{0-3}.attn"
     )
+    explain.add_argument(
+        "--measure", action="store_true", help="also run each kind of rewritten site alone, against float64"
+    )
     explain.set_defaults(command=_explain)
 
     diff = commands.add_parser("diff", help="what changed between two reviews; status 1 where anything did")
@@ -163,7 +166,7 @@ def _explain(options: argparse.Namespace) -> int:
 
         given = load_model(path, name, options.own)
     with _progress("finding sites"), contextlib.redirect_stdout(sys.stderr):
-        report = api.explain(**given, rules=rules)
+        report = api.explain(**given, rules=rules, **({"measure": True} if options.measure else {}))
     if options.review:
         report.save(options.review)
         print(f"review written to {options.review}", file=sys.stderr)

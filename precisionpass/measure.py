@@ -34,7 +34,7 @@ def compare(old: Callable, new: Callable, inputs: Mapping[str, object], seed: in
         torch.manual_seed(seed)
         with _Exact():
             exact = _run(old, {name: _wide(held) for name, held in inputs.items()}, None)
-        upstream = torch.randn(exact["output"].shape, dtype=torch.float64).to(exact["output"].device)
+        upstream = torch.randn(exact["output"].shape).bfloat16().to(exact["output"])  # the same number in every format
         with _Exact():
             exact = _run(old, {name: _wide(held) for name, held in inputs.items()}, upstream)
         with _WithoutDropout():
@@ -61,6 +61,11 @@ def show(results: object) -> None:
 
 
 _SOURCE = torch.Generator().manual_seed(0)
+
+
+def start_over() -> None:
+    """Let made-up values begin again with the first, as in a fresh process."""
+    _SOURCE.manual_seed(0)
 
 
 def made_up(shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu") -> Tensor:

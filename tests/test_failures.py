@@ -252,7 +252,6 @@ def test_the_recompile_limit_is_told_in_our_words():
     [
         (lambda m, x: precisionpass.compile(m, backend="nope"), "PP408 torch.compile has no backend 'nope'"),
         (lambda m, x: precisionpass.explain(m, x), "PP407 args is one tensor, not a tuple of arguments"),
-        (lambda m, x: precisionpass.explain(m, (x,), measure=True), "PP403 measure=True is not built yet"),
     ],
 )
 def test_mistakes_in_a_call_are_answered_at_once(call, message):

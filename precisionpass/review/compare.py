@@ -161,6 +161,8 @@ def _one(field: str, held: object) -> str:
     """A fact, or a setting with the rule that set it; the line of the rule is its place, and does not count."""
     if held is None:
         return ""
+    if field == "measured" and isinstance(held, dict):
+        return " -> ".join(f"{held[name]:.1e}" for name in ("old_error", "new_error"))
     if field == "settings" and isinstance(held, dict):
         return f"{value_words(held.get('value'))} (rule {value_words(held.get('rule'))})"
     return value_words(held)

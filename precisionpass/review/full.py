@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 INDENT, DEEPER = "    ", "      "
 LONGEST_CODE = 400
+FIGURES = (("error", ".1e"), ("bias", "+.1e"))
 
 
 def in_full(report: Report, width: int = 100) -> str:
@@ -46,6 +47,11 @@ def _site(group: Group[SiteRecord], width: int) -> Iterator[str]:
         line = f":{shown(held['line'])}" if held.get("line") else ""
         origin = f"rule {shown(held.get('rule', ''))}, {shown(held.get('file', ''))}{line}"
         yield from wrapped(f"{shown(name)} = {value_words(held.get('value'))}  ({origin})", width, DEEPER)
+    if site.measured:
+        yield f"{INDENT}measured against float64: error, then bias"
+    for tensor, held in site.measured.items():
+        error, bias = (f"{held[f'old_{one}']:{form}} -> {held[f'new_{one}']:{form}}" for one, form in FIGURES)
+        yield from wrapped(f"{shown(tensor)}  {error}  {bias}", width, DEEPER)
     if site.calls:
         yield from _code("before" if site.calls.after else "calls", site.calls.before)
         yield from _code("after", site.calls.after)

@@ -16,6 +16,7 @@ from precisionpass.review.plain import shown
 from precisionpass.review.report import SCHEMA_VERSION, NearMissRecord, Report, SiteRecord
 
 _CODE = re.compile(r"graph_[0-9][0-9.]*\.(before|after)\.py")
+FIGURES = ("old_error", "new_error", "old_bias", "new_bias")
 _PLAIN = {"str": str, "int": int, "tuple[str, ...]": tuple}
 
 
@@ -64,8 +65,11 @@ def _record(kind: type, content: object) -> Any:
     rules = content.get("rules", [])
     if not isinstance(rules, list) or not all(isinstance(rule, str) for rule in rules):
         raise TypeError("the rules of a record are no list of text")
-    content = content | {"rules": tuple(rules)} if "rules" in content else content
-    return kind(**_checked(kind, content))
+    checked: dict[str, Any] = content | ({"rules": tuple(rules)} if "rules" in content else {})
+    if "measured" in content:  # what is not finite is written as text
+        figures = content["measured"].items()
+        checked["measured"] = {name: {one: float(held[one]) for one in FIGURES} for name, held in figures}
+    return kind(**_checked(kind, checked))
 
 
 def _checked(kind: type, content: Mapping[str, Any]) -> Mapping[str, Any]:

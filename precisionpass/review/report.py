@@ -56,7 +56,8 @@ class SiteRecord:
     first. settings: those that count there, name -> {"value", "rule", "file", "line"}. reason: a stable code
     ("rewritten" for a rewritten site), message: the same in words. facts: name -> number, bool or text. formula: what
     the site computes. holds_while: the condition on sizes under which this record holds, "" if always. count: how many
-    sites the record stands for. calls: of one of several equal records, no part of its identity.
+    sites the record stands for. measured: tensor -> old_error, new_error, old_bias, new_bias, where asked for. calls:
+    of one of several equal records, no part of its identity.
     """
 
     kind: str
@@ -74,6 +75,7 @@ class SiteRecord:
     holds_while: str = ""
     count: int = 1
     rules: tuple[str, ...] = ()
+    measured: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     calls: Calls | None = field(default=None, compare=False, repr=False)
 
 

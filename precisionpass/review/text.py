@@ -110,6 +110,15 @@ def setting_words(settings: Mapping[str, Mapping[str, object]]) -> str:
     return "; ".join(parts)
 
 
+def measured_words(measured: Mapping[str, Mapping[str, float]]) -> str:
+    """The figures in one line: the error of the output and the largest of a gradient, old and new."""
+    gradients = [held for name, held in measured.items() if name != "output"]
+    worst = max(gradients, key=lambda held: held["new_error"], default=None)
+    parts = [("output", measured.get("output")), ("gradients", worst)]
+    told = [f"{name} {held['old_error']:.1e} -> {held['new_error']:.1e}" for name, held in parts if held]
+    return f"error against float64: {', '.join(told)}"
+
+
 def _site_cells(group: Group[SiteRecord], report: Report) -> Row:
     site = group.record
     rule = f"{shown(report.rules_name, 60)}:{shown(site.rule, 60)}" if site.rule else words(site.reason)
@@ -129,6 +138,8 @@ def _site_details(group: Group[SiteRecord], report: Report, width: int) -> Itera
         yield from wrapped(facts, width, INDENT)
     if site.settings:
         yield from wrapped("set: " + setting_words(site.settings), width, INDENT)
+    if site.measured:
+        yield from wrapped(measured_words(site.measured), width, INDENT)
     if site.message != site.decision:
         code = f" ({shown(site.reason)})" if site.rule and site.decision != "rewritten" else ""
         yield from wrapped(f"why: {shown(site.message, 600)}{code}", width, INDENT)

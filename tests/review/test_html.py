@@ -50,6 +50,7 @@ def hostile_report() -> Report:
         decision=HOSTILE, rule=HOSTILE,
         reason=HOSTILE, message=HOSTILE, formula=HOSTILE, holds_while=HOSTILE, facts={HOSTILE: HOSTILE},
         settings={HOSTILE: {"value": HOSTILE, "rule": HOSTILE, "file": HOSTILE, "line": HOSTILE}},
+        measured={HOSTILE: dict.fromkeys(("old_error", "new_error", "old_bias", "new_bias"), float("nan"))},
         calls=Calls(*[(Call(HOSTILE, HOSTILE, HOSTILE, (HOSTILE, "x"), HOSTILE, (HOSTILE,)),)] * 2, HOSTILE),
     )  # fmt: skip
     miss = replace(gpt2.near_miss(), kind=HOSTILE, module=HOSTILE, source=HOSTILE, reason=HOSTILE, message=HOSTILE)
