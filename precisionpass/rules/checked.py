@@ -28,7 +28,7 @@ class Checked(BaseModel):
         try:
             self.__pydantic_validator__.validate_python(values, self_instance=self)
         except ValidationError as error:
-            raise RulesError(problems_of(error, type(self))) from None
+            raise RulesError(problems_of(error, type(self), values)) from None
 
     # A nested model is validated without __init__, so that all problems of a file are collected at once.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -53,26 +53,28 @@ class Finding:
     offset: int | None = None
 
 
-def problems_of(error: ValidationError, model: type[BaseModel]) -> list[RulesProblem]:
-    """For models built in Python: the same sentences, without a place."""
-    return [RulesProblem(finding.code, finding.message) for finding in findings_of(error, model, None)]
+def problems_of(error: ValidationError, model: type[BaseModel], values: Mapping[str, Any]) -> list[RulesProblem]:
+    """For models built in Python: the same sentences, without a place. values: what the model was built of."""
+    name = values.get("id")
+    owner = f" in rule {shown(name)}" if isinstance(name, str) else ""
+    return [RulesProblem(finding.code, finding.message) for finding in findings_of(error, model, None, owner)]
 
 
-def findings_of(error: ValidationError, model: type[BaseModel], data: Any) -> Iterator[Finding]:
-    """Every problem pydantic collected. data: the whole plain file, for the names of rules."""
+def findings_of(error: ValidationError, model: type[BaseModel], data: Any, owner: str = "") -> Iterator[Finding]:
+    """Every problem pydantic collected. data: the whole plain file, for the names of rules; owner: of a lone rule."""
     found = error.errors(include_url=False)
     parents = {one["loc"][:-1] for one in found}
     for one in found:
         # A list whose entries were refused counts as empty; only the entries are worth a sentence.
         if one["type"] != "too_short" or one["loc"] not in parents:
-            yield _finding(one, model, data)
+            yield _finding(one, model, data, owner)
 
 
-def _finding(one: Any, model: type[BaseModel], data: Any) -> Finding:
+def _finding(one: Any, model: type[BaseModel], data: Any, owner: str) -> Finding:
     path: Path = tuple(one["loc"])
     kind = one["type"]
     context = one.get("ctx", {})
-    owner = _owner(path, data)
+    owner = owner or _owner(path, data)
     if kind.startswith("PP"):
         at = tuple(context.get("at", ()))
         subject = [part for part in path if isinstance(part, str)]
@@ -101,7 +103,7 @@ def _bad_value(path: Path, one: Any, owner: str) -> Finding:
     names = [part for part in path if isinstance(part, str)]
     name = names[-1] if names else "the file"
     subject = f'"{name}"{owner}' if names else name
-    if len(path) == 2 and owner:
+    if len(path) == 2 and isinstance(path[1], int) and owner:
         subject = owner.removeprefix(" in ")
     if path == ("version",):
         return Finding("PP114", f"version {shown(value)} of the rules language is not known; write version: 1", path)
