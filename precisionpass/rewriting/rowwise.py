@@ -32,7 +32,10 @@ def _result(decision: Decision, operation: Rowwise, writer: Writer, actions: Act
     by_action = decision.own_action
     # On a GPU the op is the kernels, and the reference is the same formula inline.
     by_reference = values["implementation"] == "reference" and graph.value(like).device.type != "cpu"
-    if not by_action and (by_reference or values["lowering"] == "inline" or values["statistics"] == "float64"):
+    # An op in the middle of what the backend would fuse slows a model down: auto keeps it fusible.
+    unasked = values["lowering"] == "auto" and values["implementation"] == "auto"
+    inline = by_reference or unasked or values["lowering"] == "inline" or values["statistics"] == "float64"
+    if inline and not by_action:
         result = write_inline(
             kind, operation, writer, getattr(torch, values["statistics"]), bool(values.get("prescale"))
         )

@@ -79,7 +79,7 @@ class Apply(Checked):
     lowering: Literal["auto", "inline", "kernel"] = Field(
         default="auto",
         description="inline: plain arithmetic in the graph, which the inner backend fuses with its neighbours; not for "
-        "attention. kernel: an op of its own. auto: kernel, in this version.",
+        "attention. kernel: an op of its own. auto: inline, as an op would keep the backend from fusing around it.",
     )
     deterministic: bool = Field(default=True, description="Same input, same bits, run after run.")
     prescale: bool = Field(
