@@ -252,6 +252,8 @@ def _not_captured(frames: list) -> list[str]:
     """Where torch.compile broke the graph, or gave up on a whole function, and its reason."""
     found: dict[str, None] = {}
     for frame in frames:
+        if frame.co_filename is None:  # what another thread is just compiling
+            continue
         where = f"{frame.co_name} ({short_path(frame.co_filename)}:{frame.co_firstlineno})"
         if frame.fail_reason:
             found[f"torch.compile runs {where} as it is, uncaptured: {_why(frame.fail_reason)}"] = None
