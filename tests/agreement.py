@@ -150,13 +150,13 @@ def in_float64(call: Callable, args=(), kwargs=None, training: bool = True, seed
     wide = copy.deepcopy(call).double() if isinstance(call, torch.nn.Module) else call
     torch.set_default_dtype(torch.float64)
     try:
-        with _Float64():
+        with Float64():
             return step(wide, args, kwargs, training, seed)
     finally:
         torch.set_default_dtype(torch.float32)
 
 
-class _Float64(TorchFunctionMode):
+class Float64(TorchFunctionMode):
     """What the model itself computes in float32, such as softmax(dtype=torch.float32), is computed in float64."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):

@@ -61,9 +61,9 @@ class Block:
         return stacked.view(sequences, heads, rows, stacked.shape[-1])
 
     def restack(self, scores: Tensor) -> Tensor:
-        """Contiguous [sequences, query heads, rows, keys] as [sequences * key heads, group * rows, keys], a view."""
+        """[sequences, query heads, rows, keys] as [sequences * key heads, group * rows, keys], to be read."""
         sequences, heads, rows, keys = scores.shape
-        return scores.view(sequences * heads // self.group, self.group * rows, keys)
+        return scores.reshape(sequences * heads // self.group, self.group * rows, keys)
 
     def of(self, tensor: Tensor) -> Tensor:
         """The part of a 4-D tensor that broadcasts to [B, H, Sq, Sk] which broadcasts to the block."""

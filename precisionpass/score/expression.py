@@ -5,7 +5,7 @@ symbol of its own (sympy would drop `s` from `s - inf`), conditions are function
 simplified. The text printed here is the closed grammar of `precisionpass.score.grammar`, which the ops read.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import sympy
@@ -135,6 +135,20 @@ def take_apart(expression: sympy.Expr) -> Parts:
     elif _linear(rest) is not None:
         scale, score = _linear(rest), RAW
     return Parts(scale, score, softcap, tuple(biases), tuple(masks))
+
+
+def outer_masks(e: sympy.Expr) -> Iterator[tuple[Where, sympy.Expr]]:
+    """The masks that only sums, other masks and positive constants stand around, each with what multiplies its fill."""
+    factor = sympy.Integer(1)
+    while e.has(RAW) and (e.is_Add or e.is_Mul or isinstance(e, Where)):
+        if isinstance(e, Where):
+            yield e, factor
+        inner = [part for part in e.args if part.has(RAW)]
+        others = [part for part in e.args if not part.has(RAW)]
+        if len(inner) != 1 or (e.is_Mul and not all(part.is_Number and part > 0 for part in others)):
+            return
+        factor *= sympy.Mul(*others) if e.is_Mul else 1
+        e = inner[0]
 
 
 def _factor(expression: sympy.Expr, function):

@@ -1,12 +1,12 @@
 """Masks of an attention that are a relation between positions: low <= j - i <= high, instead of a tensor."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import sympy
 
 from precisionpass.score import expression
 from precisionpass.score.expression import INFINITY, RAW, Where
-from precisionpass.sites.masks import pattern_of
+from precisionpass.sites.masks import may_exclude, pattern_of
 from precisionpass.sites.patterns import INFINITE, Pattern
 from precisionpass.sites.site import Attention, Band
 
@@ -17,37 +17,68 @@ AS_GOOD_AS_INFINITE = -1e9
 
 def with_band(operation: Attention) -> Attention:
     """The attention with every mask that is such a relation taken out of its score expression and into its band."""
-    for position, (node, layout) in enumerate(operation.reads):
-        pattern = pattern_of(node)
-        if pattern is None or pattern.constant:
-            continue
-        layout = operation.axes.layout(layout)
-        axes = operation.axes
-        if layout[pattern.row] != axes.finest(operation.rows) or layout[pattern.key] != axes.finest(operation.keys):
-            continue
-        operation = _without(operation, expression.read(position), pattern)
+    for position in range(len(operation.reads)):
+        operation = _without(operation, position)
     return operation
 
 
-def _without(operation: Attention, symbol: sympy.Symbol, pattern: Pattern) -> Attention:
-    score = operation.score
+@dataclass(frozen=True)
+class _Mask:
+    """A read of the score that masks: where it allows, what it fills elsewhere, and `part`, to become `kept`."""
+
+    allowed: Pattern
+    fill: float
+    part: sympy.Basic
+    kept: sympy.Basic
+
+
+def _without(operation: Attention, position: int) -> Attention:
+    """The attention with this read of its score as a part of the band, or as it is."""
+    found = _mask(operation, position)
+    if found is None:
+        return operation
+    others = [other for other in expression.reads(operation.score) if other != position]
+    if found.fill != -INFINITE and any(_may_leave_no_key(operation, other) for other in others):
+        return operation  # what a row without a key comes to is a matter of the fills
+    band = _band(operation, found.allowed, found.fill)
+    if band is None:
+        return operation
+    return replace(operation, score=operation.score.xreplace({found.part: found.kept}), band=band)
+
+
+def _mask(operation: Attention, position: int) -> _Mask | None:
+    """What a read masks, where it holds a pattern and is a mask and nothing else."""
+    node, layout = operation.reads[position]
+    pattern, score, axes = pattern_of(node), operation.score, operation.axes
+    if pattern is None or pattern.constant:
+        return None
+    layout = axes.layout(layout)
+    if layout[pattern.row] != axes.finest(operation.rows) or layout[pattern.key] != axes.finest(operation.keys):
+        return None
+    symbol = expression.read(position)
     masking = [e for e in score.atoms(Where) if e.args[0] == symbol]
-    if len(masking) == 1:
+    outer = dict(expression.outer_masks(score))
+    if len(masking) == 1 and masking[0] in outer:
         _, yes, no = masking[0].args
         kept, filled, allows = (yes, no, True) if yes.has(RAW) else (no, yes, False)
         fill = _number(filled)
         if fill is None or kept.has(symbol):
-            return operation
-        allowed = pattern.mapped(lambda v: bool(v) == allows)
-        old, new = masking[0], kept
-    elif symbol in _added(score) and not masking:
+            return None
+        return _Mask(pattern.mapped(lambda v: bool(v) == allows), fill * float(outer[masking[0]]), masking[0], kept)
+    if symbol in _added(score) and not masking:
         allowed = pattern.mapped(lambda v: v == 0)
         fill = pattern.outside if allowed.inside else pattern.inside
-        old, new = symbol, sympy.Integer(0)
-    else:
-        return operation
-    band = _band(operation, allowed, fill)
-    return operation if band is None else replace(operation, score=score.xreplace({old: new}), band=band)
+        return _Mask(allowed, fill, symbol, sympy.Integer(0))
+    return None
+
+
+def _may_leave_no_key(operation: Attention, position: int) -> bool:
+    """Whether a read may exclude the key of a row's own position."""
+    if not may_exclude(operation.reads[position][0]):
+        return False
+    found = _mask(operation, position)
+    bounds = None if found is None else _bounds(found.allowed)
+    return bounds is None or (bounds.low or 0) > 0 or (bounds.high is not None and bounds.high < 0)
 
 
 def _added(score: sympy.Expr) -> list[sympy.Symbol]:

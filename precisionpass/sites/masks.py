@@ -11,7 +11,8 @@ from torch.ops import aten  # pyright: ignore[reportMissingImports]
 
 from precisionpass import graph
 from precisionpass.sites.anchors import CASTS
-from precisionpass.sites.axes import EXPANDS, PERMUTES, RESHAPES, permutation
+from precisionpass.sites.axes import EXPANDS, PERMUTES, RESHAPES, VIEWS, permutation
+from precisionpass.sites.contraction import contraction
 from precisionpass.sites.patterns import COMPARISONS, Pattern, Position, both, chosen, compared, shifted, times, whole
 from precisionpass.sites.scores import constant_of
 
@@ -201,3 +202,26 @@ def _kept(before, after) -> dict[int, int]:
     if len(old) != len(new) or not all(graph.same_size(before[a], after[b]) for a, b in zip(old, new, strict=True)):
         return {}
     return dict(zip(old, new, strict=True))
+
+
+_LEARNED = {aten.linear, aten.gather, aten.embedding, aten.index, aten.index_select, aten.zeros, aten.zeros_like}
+_MOVED = {
+    aten.add, aten.add_, aten.sub, aten.mul, aten.mul_, aten.div, aten.neg, aten.cat, aten.slice, aten.select, aten.pad,
+    aten.constant_pad_nd,
+}  # fmt: skip
+
+
+def may_exclude(node: fx.Node) -> bool:
+    """Whether a tensor of the scores may be a mask, too: anything but products, look-ups, parameters and zeros."""
+    pending, seen = [node], {node}
+    while pending:
+        node = pending.pop()
+        kind = graph.packet(node)
+        if contraction(node) is not None or kind in _LEARNED or node.meta.get("parameter") or constant_of(node) == 0:
+            continue
+        if kind not in _MOVED and kind not in VIEWS and kind not in CASTS:
+            return True
+        fresh = [n for n in node.all_input_nodes if graph.is_tensor(n) and graph.value(n).dim() and n not in seen]
+        seen.update(fresh)
+        pending += fresh
+    return False

@@ -11,20 +11,14 @@ from torch.ops import aten  # pyright: ignore[reportMissingImports]
 
 from precisionpass import graph
 from precisionpass.score import expression
-from precisionpass.score.expression import INFINITY, RAW, Where
-from precisionpass.sites.anchors import CASTS
-from precisionpass.sites.axes import VIEWS, Layout
+from precisionpass.score.expression import INFINITY, Where
+from precisionpass.sites.axes import Layout
 from precisionpass.sites.band import AS_GOOD_AS_INFINITE
-from precisionpass.sites.contraction import contraction
+from precisionpass.sites.masks import may_exclude
 from precisionpass.sites.scores import Scores, constant_of
 from precisionpass.sites.site import Refused
 
 _FILL = {aten.masked_fill, aten.masked_fill_}
-_LEARNED = {aten.linear, aten.gather, aten.embedding, aten.index, aten.index_select, aten.zeros, aten.zeros_like}
-_MOVED = {
-    aten.add, aten.add_, aten.sub, aten.mul, aten.mul_, aten.div, aten.neg, aten.cat, aten.slice, aten.select, aten.pad,
-    aten.constant_pad_nd,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,26 +46,18 @@ def zeroing(user: fx.Node, node: fx.Node, layout: Layout) -> Zeroing | None:
 def exclude(scores: Scores, zeroed: Zeroing) -> None:
     """Fill with -inf where the scores have the same mask. Raises Refused where they have none or another as well."""
     layout = Scores(scores.axes, zeroed.layout).aligned(zeroed.condition)
-    for found in _outermost(scores.expression):
+    for found, factor in expression.outer_masks(scores.expression):
         node, its_layout = scores.reads[expression.reads(found.args[0])[0]]
         yes, no = found.args[1:]
         fill = yes if zeroed.where else no
-        low = fill == -INFINITY or (fill.is_Number and fill <= AS_GOOD_AS_INFINITE)
+        low = fill == -INFINITY or (fill.is_Number and fill * factor <= AS_GOOD_AS_INFINITE)
         if low and _same_value(node, zeroed.condition) and scores.axes.layout(its_layout) == layout:
             others = [p for p in expression.reads(scores.expression) if expression.read(p) != found.args[0]]
-            if fill == -INFINITY or not any(_may_exclude(scores.reads[p][0]) for p in others):
+            if fill == -INFINITY or not any(may_exclude(scores.reads[p][0]) for p in others):
                 sides = (-INFINITY, no) if zeroed.where else (yes, -INFINITY)
                 scores.expression = scores.expression.xreplace({found: Where(found.args[0], *sides)})
                 return
     raise Refused("mixed_after_softmax", "probabilities set to zero that the scores do not exclude")
-
-
-def _outermost(e):
-    """The masks of a score that nothing but sums and other masks stand around."""
-    while e.has(RAW) and (e.is_Add or isinstance(e, Where)):
-        if isinstance(e, Where):
-            yield e
-        e = next(part for part in e.args if part.has(RAW))
 
 
 def _same_value(one, other) -> bool:
@@ -86,19 +72,3 @@ def _same_value(one, other) -> bool:
 
 def _all_same(ones, others) -> bool:
     return isinstance(others, list | tuple) and len(ones) == len(others) and all(map(_same_value, ones, others))
-
-
-def _may_exclude(node: fx.Node) -> bool:
-    """Whether a tensor of the scores may be a mask, too: anything but products, look-ups, parameters and zeros."""
-    pending, seen = [node], {node}
-    while pending:
-        node = pending.pop()
-        kind = graph.packet(node)
-        if contraction(node) is not None or kind in _LEARNED or node.meta.get("parameter") or constant_of(node) == 0:
-            continue
-        if kind not in _MOVED and kind not in VIEWS and kind not in CASTS:
-            return True
-        fresh = [n for n in node.all_input_nodes if graph.is_tensor(n) and graph.value(n).dim() and n not in seen]
-        seen.update(fresh)
-        pending += fresh
-    return False
