@@ -1,7 +1,7 @@
 """Settings and fixtures for all tests. Set before torch is imported: one thread, and no model hub."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -35,3 +35,12 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert text == file.read_text(encoding="utf-8"), f"differs from {file}; write it anew with --update-golden"
 
     return compare
+
+
+@pytest.fixture
+def no_cached_backward() -> Iterator[None]:
+    """For tests that compile the ops without our key: AOTAutograd's cache would hand them another version's backward."""
+    from torch._functorch import config
+
+    with config.patch(enable_autograd_cache=False):
+        yield

@@ -69,7 +69,7 @@ def test_the_drift_of_a_failing_arithmetic_is_seen(arithmetic):
     assert drift(FAILING[arithmetic]) > 50 * DRIFT
 
 
-def test_compiled_by_inductor_the_figures_are_the_same():
+def test_compiled_by_inductor_the_figures_are_the_same(no_cached_backward):
     """The roundings must survive a compiler that would elide them from a body it can see into."""
     compiled = torch.compile(lambda *tensors, **settings: attention(*tensors, **settings), backend="inductor")
     case = generators.twin_sink(0)

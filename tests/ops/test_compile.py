@@ -12,7 +12,7 @@ BACKENDS = ["aot_eager", "inductor"]
 
 
 @pytest.fixture(autouse=True)
-def fresh_compiler():
+def fresh_compiler(no_cached_backward):
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
