@@ -39,7 +39,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 @pytest.fixture
 def no_cached_backward() -> Iterator[None]:
-    """For tests that compile the ops without our key: AOTAutograd's cache would hand them another version's backward."""
+    """For tests that compile ops without our key: AOTAutograd's cache would hand them another version's backward."""
     from torch._functorch import config
 
     with config.patch(enable_autograd_cache=False):
