@@ -59,6 +59,7 @@ def page(report: Report) -> str:
         misses=misses,
         rules=_rules(report),
         resolved=[shown(line, LONGEST_LINE) for line in report.artifacts.get(RESOLVED, "").splitlines()],
+        expected="\nexpect:\n" in report.artifacts.get(RESOLVED, ""),
         events=text.counted(report.events),
         diffs=_diffs(report),
     )

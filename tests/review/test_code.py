@@ -13,6 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 import precisionpass
 from precisionpass.measure import compare
+from tests.sites.spellings import ATTENTION
+from tests.sites.test_spellings import tensors
 from tests.small_models import Attention, Block, Stack, family
 
 
@@ -184,3 +186,17 @@ def test_an_op_that_is_registered_elsewhere_is_named(tmp_path):
     text = (tmp_path / "graph_0.before.py").read_text()
     assert "# reviewed.twice.default is registered elsewhere: import its module first." in text
     assert load(tmp_path / "graph_0.before.py").graph(torch.zeros(3, 4))[0].tolist() == [[0.25] * 4] * 3
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["in_place", "divided_after_the_values", "exponentials", "sliding_window", "softcap", "sink_column", "alibi",
+     "grouped_einsum", "a_mask_is_taken_away", "called_by_name_grouped"],
+)  # fmt: skip
+def test_a_site_alone_is_the_site_however_it_is_written(name, tmp_path):
+    function, _, options = ATTENTION[name]
+    torch._dynamo.reset()
+    precisionpass.explain(function, tuple(tensors(**options))).save(tmp_path)
+    found = compared(tmp_path)
+    assert max(max(row.old_error, row.new_error) for row in found) < 1e-5
+    assert len(found) >= 4

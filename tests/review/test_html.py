@@ -98,6 +98,14 @@ def test_the_page_says_what_the_text_says():
     ]  # fmt: skip
 
 
+def test_expectations_that_hold_are_told():
+    expecting = {"rules.resolved.yaml": "version: 1\nrules: []\nexpect:\n  - {sites: 3}\n"}
+    held = "Every expectation of the rules holds."
+    assert held in page(replace(gpt2.report(), artifacts=expecting))
+    assert held not in page(gpt2.report())
+    assert held not in page(replace(gpt2.report(), artifacts=expecting, failed_expectations=("3 sites",)))
+
+
 def test_hostile_names_stay_text():
     source = page(hostile_report())
     document = Document(source)

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precisionpass.review.typeset import mathml
+from tests.sites.spellings import ATTENTION
 
 
 def read(formula: str) -> str:
@@ -50,3 +51,8 @@ def test_what_is_no_formula_is_left_as_it_is(formula):
 def test_any_text_gives_well_formed_markup_or_nothing(formula):
     source = mathml(formula)
     assert source == "" or ElementTree.fromstring(source).tag == "math"
+
+
+@pytest.mark.parametrize("formula", sorted({formula for _, formula, _ in ATTENTION.values()}))
+def test_the_formula_of_every_spelling_is_typeset(formula):
+    assert read(formula)
