@@ -9,6 +9,7 @@ import functools
 import os
 import threading
 import types
+import uuid
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -126,9 +127,9 @@ class Backend:
             if rewrote:
                 patches.setdefault("emulate_precision_casts", True)  # the model's own casts stay what they are
                 own = patches.get(cache.PASS_OPTION)
-                patches[cache.PASS_OPTION] = cache.IdentityPass(cache.key(self.rules.digest), own)
-            if by_action:
-                patches["force_disable_caches"] = True  # no key can hold all of what a user's function depends on
+                # No key can hold all of what a user's function depends on, so what it is part of gets one of its own.
+                key = cache.key(self.rules.digest) + (uuid.uuid4().hex if by_action else "")
+                patches[cache.PASS_OPTION] = cache.IdentityPass(key, own)
             return compile_fx(module, inputs, config_patches=patches)
         inner = self.inner if callable(self.inner) else lookup_backend(self.inner)
         extra = {name: value for name, value in (("mode", self.mode), ("options", self.options)) if value}
