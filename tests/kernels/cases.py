@@ -223,7 +223,7 @@ CASES = {
         _packed([64, 66], [33, 97]) | {"mask": lambda random: random(1, 1, 130, 130) > -1}, rows=130, keys=130,
         dropout_p=0.3, softcap=2.0,
     ),
-    "packed, more sequences than blocks": _case(_packed([1, 0, 2, 1] * 9, [2, 3, 0, 4] * 9), rows=37, keys=85),
+    "packed, more sequences than blocks": _case(_packed([1, 0, 2, 1] * 4, [2, 3, 0, 4] * 4), rows=17, keys=40),
     "packed, nothing but padding": _case(_packed([0, 0], [0, 3]), rows=20, keys=20, causal="top_left"),
     "score": _case(
         {"score_inputs": lambda random: (random(1, 2, 1, 1), random(1, 1, 1, 70) > 0)},
