@@ -7,6 +7,7 @@ cannot be captured. `tests/test_capture.py` says so first when a new torch moves
 
 import contextlib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -64,11 +65,15 @@ class Captured:
     def origin(self, nodes: Sequence[fx.Node]) -> Origin:
         """The innermost module that all of the nodes belong to, and the line of the last one that has one.
 
-        After a graph break the nodes know no module: then it is the one whose parameters the nodes read, or the one
-        whose function it is.
+        Where they share none but the model itself it is the one that more than half of them belong to. After a graph
+        break the nodes know no module: then it is the one whose parameters the nodes read, or the one whose function
+        it is.
         """
         stacks = [tuple(stack.items()) for node in nodes if (stack := node.meta.get("nn_module_stack"))]
         common = shared_modules(stacks)
+        if len(common) < 2 and stacks:
+            stack, times = Counter(stacks).most_common(1)[0]
+            common = stack if 2 * times > len(stacks) else common
         traces = [trace for node in nodes if (trace := node.meta.get("stack_trace"))]
         if not common:
             owner = self._owner(nodes)

@@ -116,6 +116,20 @@ def test_sizes_become_numbers_of_the_captured_environment():
     assert not graph.holds(doubled > 8)
 
 
+def test_a_norm_whose_last_cast_stands_in_the_next_module_keeps_its_name():
+    class Norm(nn.Module):
+        def forward(self, x):
+            wide = x.float()
+            return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+    class Gate(nn.Module):
+        def forward(self, x):
+            return torch.tanh(x.to(torch.float32))
+
+    report = precisionpass.explain(nn.Sequential(Norm(), Gate()), (torch.randn(2, 8),), rules="watch")
+    assert [(site.kind, site.module) for site in report.sites] == [("rms_norm", "0")]
+
+
 def test_a_dry_run_runs_nothing():
     """No kernel is called: the answers are stand-ins of the right shape, and integers are exact."""
     ran = []
