@@ -143,12 +143,12 @@ def scores(
                 VARIANT.mask_varies_by_query, VARIANT.mask_varies_by_key, GUARD,
             )  # fmt: skip
         allowed = allowed != 0
-        if VARIANT.surveyed:
+        if VARIANT.branches_by_mask:
             if kind != EVERYTHING:
                 values = tl.where(allowed, values, float("-inf"))
     if CHECK and VARIANT.dead_rows_nan:
         allowed = allowed & masks.inside(query_index, key_index, key_count, left, right, diagonal, VARIANT)
-    if (VARIANT.mask and not VARIANT.surveyed) or (CHECK and VARIANT.dead_rows_nan):
+    if (VARIANT.mask and not VARIANT.branches_by_mask) or (CHECK and VARIANT.dead_rows_nan):
         values = tl.where(allowed, values, float("-inf"))
     if CHECK and not VARIANT.dead_rows_nan:
         if crosses:

@@ -110,7 +110,7 @@ def tile_for(
         return tile
     if bounded and name == "hopper":
         tile = _HOPPER_BOUNDED.get(kernel, {}).get(served, tile)
-    if dropout and kernel == KEY_VALUE and served == 128:
+    if kernel == KEY_VALUE and ((dropout and served == 128) or (heavy and name == "ampere")):
         tile = tile._replace(query_block=min(tile.query_block, 32))
     if heavy and tile.key_block >= 128:
         return tile._replace(key_block=64)

@@ -85,6 +85,11 @@ class Variant:
     split: bool = False
 
     @property
+    def branches_by_mask(self) -> bool:
+        """Whether a block that the mask allows whole skips it; beside dropout the branch costs layouts and spills."""
+        return self.surveyed and not self.dropout
+
+    @property
     def bounded(self) -> bool:
         """Whether some block of keys needs the test of `masks.inside`."""
         return self.right_bound or self.left_bound or not self.whole_keys

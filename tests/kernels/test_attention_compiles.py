@@ -33,6 +33,7 @@ MORE_FOR_HOPPER = {
     "decode": {"width": 128, "rows": 1, "keys": 4096, "key_heads": 1},
     "full mask": {"width": 128, "mask": SQUARE},
     "a mask that heads share, 128 wide": {"width": 128, "mask": (1, 1, 256, 256)},
+    "such a mask and dropout": {"width": 128, "mask": (1, 1, 256, 256), "dropout": True},
     "float32": {"width": 64, "dtype": torch.float32, "causal": "top_left"},
 }
 MATRIX = [(target, name) for target in TARGETS for name in ATTENTIONS]
