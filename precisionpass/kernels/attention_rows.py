@@ -50,7 +50,7 @@ def row_delta(
 def row_shift(log_sum_exp, batch_head, start, query_count, VARIANT: tl.constexpr, ROWS: tl.constexpr):
     """(what P = exp(S - lse) subtracts, in the units of its exponent, which rows are dead).
 
-    +inf on dead rows, so that P is 0 there (NaN by rule), and past the last row: no kernel tests for the end.
+    +inf on dead rows, so that P is 0 there (NaN with `nan_by_key`), and past the last row: no kernel tests for the end.
     """
     index = start + tl.arange(0, ROWS)
     place = batch_head.to(tl.int64) * query_count + index
@@ -59,7 +59,7 @@ def row_shift(log_sum_exp, batch_head, start, query_count, VARIANT: tl.constexpr
     shift = log_sum
     if VARIANT.fused_scale:
         shift = log_sum * LOG2_E
-    if VARIANT.dead_rows_nan:
+    if VARIANT.nan_by_key:
         shift = tl.where(dead, float("nan"), shift)
     else:
         shift = tl.where(dead, float("inf"), shift)

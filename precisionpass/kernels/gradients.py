@@ -72,7 +72,7 @@ def arriving(query_index, key_index, query_count, key_count, numbers, GUARD: tl.
 def score_gradient(probabilities, gradient, delta, allowed, VARIANT: tl.constexpr):
     """dS = P * (dP - delta). In a dead row that is NaN by rule an excluded key still gets an exact zero."""
     slope = probabilities * (gradient - delta)
-    if VARIANT.dead_rows_nan:
+    if VARIANT.nan_by_key:
         slope = tl.where(allowed, slope, 0.0)
     return slope
 

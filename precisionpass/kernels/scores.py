@@ -146,11 +146,11 @@ def scores(
         if VARIANT.branches_by_mask:
             if kind != EVERYTHING:
                 values = tl.where(allowed, values, float("-inf"))
-    if CHECK and VARIANT.dead_rows_nan:
+    if CHECK and VARIANT.nan_by_key:
         allowed = allowed & masks.inside(query_index, key_index, key_count, left, right, diagonal, VARIANT)
-    if (VARIANT.mask and not VARIANT.branches_by_mask) or (CHECK and VARIANT.dead_rows_nan):
+    if (VARIANT.mask and not VARIANT.branches_by_mask) or (CHECK and VARIANT.nan_by_key):
         values = tl.where(allowed, values, float("-inf"))
-    if CHECK and not VARIANT.dead_rows_nan:
+    if CHECK and not VARIANT.nan_by_key:
         if crosses:
             bounded = masks.inside(query_index, key_index, key_count, left, right, diagonal, VARIANT)
             values = tl.where(bounded, values, float("-inf"))

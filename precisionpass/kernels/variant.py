@@ -106,6 +106,12 @@ class Variant:
         return self.score is not None or self.softcap or self.logit_clip != "none"
 
     @property
+    def nan_by_key(self) -> bool:
+        """Whether a dead row that is NaN by rule may hold keys that nothing excludes, whose scores are -inf: their dS
+        is NaN. That of an excluded key is 0, and so is then the whole row's; its dV, the head's, is NaN either way."""
+        return self.dead_rows_nan and self.corrected
+
+    @property
     def corrected(self) -> bool:
         """Whether rows may be filled with finite numbers so large that their log-sum-exp loses the sum."""
         return self.bias or self.score is not None

@@ -168,6 +168,9 @@ CASES = {
     "mask of documents, dropout": _case(
         {"mask": _documents(256, 256)}, batch=2, rows=256, keys=256, width=64, dropout_p=0.2
     ),
+    "mask of documents, nan": _case(
+        {"mask": _documents(256, 256)}, batch=2, rows=256, keys=256, width=64, causal="top_left", dead_rows="nan"
+    ),
     "mask that allows nothing": _case({"mask": lambda random: random(1, 1, 100, 100) > 99}, rows=100, keys=100),
     "softcap": _case(softcap=2.0, causal="top_left"),
     "softcap, scores of 5000": _case(softcap=50.0, size=70.0),

@@ -48,3 +48,15 @@ def test_float64_and_wide_heads_are_refused_in_words():
         "the kernels compute in bfloat16, float16 and float32, not float64"
     )
     assert supports(example(width=320)) == "the kernels take head dimensions up to 256, not 320"
+
+
+def test_a_rule_for_dead_rows_costs_nothing_where_there_are_none():
+    """Causality from the top left leaves every row a key: what a model compiles to is what `zero` compiles to."""
+    from precisionpass.kernels.launch import Plan
+    from tests.kernels.compiling import compiling_for, example
+
+    with compiling_for("sm_90"):
+        kept, zero = (Plan(example(causal="top_left", dead_rows=rule)).variant for rule in ("nan", "zero"))
+        assert kept == zero
+        masked = Plan(example(mask=(1, 1, 256, 256), dead_rows="nan"))
+        assert masked.variant["dead_rows_nan"] and masked.variant["surveyed"]
