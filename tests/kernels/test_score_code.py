@@ -25,7 +25,7 @@ def folder(tmp_path, monkeypatch):
 def test_one_file_is_written_and_loaded_once(folder):
     function = score_function("s * t0", (BY_HEAD,))
     assert function is score_function("s * t0", (BY_HEAD,))
-    (file,) = folder.iterdir()
+    (file,) = folder.glob("*.py")
     assert file.stem == function.fn.__name__ and "Score: (s * t0)" in file.read_text()
 
 
