@@ -12,19 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
-import statistics
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-import triton
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from triton.testing import do_bench
+from turns import Run, draw, in_rotation, machine
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from precisionpass.kernels import attention
@@ -32,7 +27,6 @@ from precisionpass.ops.arguments import AttentionArguments, Gradients, Saved
 
 TOKENS, CHANNELS = 16384, 2048
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
-Run = Callable[[], object]
 
 
 def tensors(width: int, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -88,15 +82,6 @@ def flex(q: Tensor, k: Tensor, v: Tensor, upstream: Tensor, causal: bool) -> tup
         lambda: compiled(q, k, v, block_mask=mask),
         differentiated(lambda: compiled(*leaves, block_mask=mask), leaves, upstream),
     )
-
-
-def in_rotation(runs: dict[str, Run], milliseconds: int, rounds: int = 3) -> dict[str, float]:
-    """Median milliseconds of each, taking turns, without pauses."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            times[name].append(do_bench(run, warmup=25, rep=milliseconds, return_mode="median"))
-    return {name: statistics.median(found) for name, found in times.items()}
 
 
 def candidates(width: int, length: int, causal: bool, with_flex: bool) -> dict[str, tuple[Run, Run]]:
@@ -197,28 +182,6 @@ def errors(width: int, length: int = 4096) -> dict[str, list[float]]:
     return result
 
 
-def draw(rows: list[dict], file: Path) -> None:
-    """Bars of TFLOP/s by problem, forward above backward; nothing without matplotlib."""
-    try:
-        import matplotlib
-    except ImportError:
-        return
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(2, 1, figsize=(14, 8), layout="constrained")
-    for axis, direction in zip(axes, ("forward", "backward"), strict=True):
-        chosen = [row for row in rows if row["direction"] == direction]
-        for offset, name in enumerate(("ours", "flash", "cuDNN", "flex")):
-            places = [index + 0.2 * offset for index in range(len(chosen))]
-            axis.bar(places, [row.get(name, 0) for row in chosen], 0.2, label=name)
-        labels = [f"hd{r['width']}\n{r['length']}\n{'causal' if r['causal'] else 'full'}" for r in chosen]
-        axis.set_xticks([index + 0.3 for index in range(len(chosen))], labels, fontsize=7)
-        axis.set_ylabel(f"{direction}, TFLOP/s")
-        axis.legend(ncols=4)
-    figure.savefig(file, dpi=110)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("."))
@@ -229,20 +192,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="60 ms a turn: a first look")
     options = parser.parse_args()
     milliseconds = 60 if options.quick else options.milliseconds
-    device = torch.cuda.get_device_name()
-    versions = f"torch {torch.__version__}, triton {triton.__version__}, Python {platform.python_version()}"
-    print(f"{device}, {versions}, {time.strftime('%Y-%m-%d')}", flush=True)
-    report = {
-        "device": device,
-        "versions": versions,
-        "date": time.strftime("%Y-%m-%d"),
+    report = machine() | {
         "errors": {width: errors(width) for width in options.widths},
         "speeds": speeds(options.widths, options.lengths, options.flex_lengths, milliseconds),
         "masks": [row for width in options.widths[:2] for row in masked(width, 4096, min(milliseconds, 100))],
     }
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "attention.json").write_text(json.dumps(report, indent=1))
-    draw(report["speeds"], options.out / "attention.png")
+
+    def label(row: dict) -> str:
+        return f"hd{row['width']}\n{row['length']}\n{'causal' if row['causal'] else 'full'}"
+
+    draw(report["speeds"], ("ours", "flash", "cuDNN", "flex"), label, "TFLOP/s", options.out / "attention.png")
 
 
 if __name__ == "__main__":

@@ -11,18 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-import triton
 from torch import Tensor
-from triton.testing import do_bench
+from turns import draw, in_rotation, machine
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import precisionpass.ops  # noqa: F401  registers torch.ops.precisionpass
@@ -77,12 +73,9 @@ def measure(columns: int, milliseconds: int) -> list[dict]:
                 leaves = [leaf] if operation == "softmax" else [leaf, weight]
                 leaves += [bias] if operation == "layer_norm" else []
                 runs[name] = lambda y=y, leaves=leaves: torch.autograd.grad(y, leaves, gradient, retain_graph=True)
-            times: dict[str, list[float]] = {name: [] for name in runs}
-            for _ in range(3):
-                for name, run in runs.items():
-                    times[name].append(do_bench(run, warmup=20, rep=milliseconds, return_mode="median"))
-            copy = statistics.median(times.pop("copy"))
-            shares = {name: moved / 2 * copy / statistics.median(found) for name, found in times.items()}
+            times = in_rotation(runs, milliseconds, warmup=20)
+            copy = times.pop("copy")
+            shares = {name: moved / 2 * copy / found for name, found in times.items()}
             bandwidth = 2 * x.numel() * x.element_size() / copy / 1e6
             problem = {"operation": operation, "columns": columns, "direction": direction, "copy": bandwidth}
             rows.append(problem | shares)
@@ -91,42 +84,19 @@ def measure(columns: int, milliseconds: int) -> list[dict]:
     return rows
 
 
-def draw(rows: list[dict], file: Path) -> None:
-    """Bars of shares by problem, forward above backward; nothing without matplotlib."""
-    try:
-        import matplotlib
-    except ImportError:
-        return
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(2, 1, figsize=(14, 8), layout="constrained")
-    for axis, direction in zip(axes, ("forward", "backward"), strict=True):
-        chosen = [row for row in rows if row["direction"] == direction]
-        for offset, name in enumerate(("ours", "eager", "inductor", "liger")):
-            places = [index + 0.2 * offset for index in range(len(chosen))]
-            axis.bar(places, [row.get(name, 0) for row in chosen], 0.2, label=name)
-        labels = [f"{row['operation']}\n{row['columns']}" for row in chosen]
-        axis.set_xticks([index + 0.3 for index in range(len(chosen))], labels, fontsize=7)
-        axis.set_ylabel(f"{direction}, share of copy bandwidth")
-        axis.legend(ncols=4)
-    figure.savefig(file, dpi=110)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--columns", type=int, nargs="+", default=[768, 1024, 4096, 16384, 65536])
     parser.add_argument("--milliseconds", type=int, default=60)
     parser.add_argument("--out", type=Path, default=Path("."))
     options = parser.parse_args()
-    device = torch.cuda.get_device_name()
-    versions = f"torch {torch.__version__}, triton {triton.__version__}, Python {platform.python_version()}"
-    print(f"{device}, {versions}, {time.strftime('%Y-%m-%d')}", flush=True)
+    report = machine()
     rows = [row for columns in options.columns for row in measure(columns, options.milliseconds)]
     options.out.mkdir(parents=True, exist_ok=True)
-    report = {"device": device, "versions": versions, "date": time.strftime("%Y-%m-%d"), "rows": rows}
-    (options.out / "rows.json").write_text(json.dumps(report, indent=1))
-    draw(rows, options.out / "rows.png")
+    (options.out / "rows.json").write_text(json.dumps(report | {"rows": rows}, indent=1))
+    names = ("ours", "eager", "inductor", "liger")
+    label = "{operation}\n{columns}".format_map
+    draw(rows, names, label, "share of copy bandwidth", options.out / "rows.png")
 
 
 if __name__ == "__main__":

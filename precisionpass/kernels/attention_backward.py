@@ -12,7 +12,7 @@ import triton.language as tl
 
 from precisionpass.kernels import attention_rows, dropout, sequences
 from precisionpass.kernels.gradients import gather_keys, gather_rows
-from precisionpass.kernels.mask_survey import kind_of, survey_row
+from precisionpass.kernels.mask_survey import kind_of, narrowed
 from precisionpass.kernels.masks import key_range, query_range
 from precisionpass.kernels.tiles import load_statistic, load_tile, store_tile
 from precisionpass.kernels.variant import Place, Placed
@@ -72,11 +72,7 @@ def key_value_gradients(
         key_start, query_count, left, right, diagonal, QUERY_BLOCK, KEY_BLOCK, VARIANT
     )
     if VARIANT.surveyed:
-        survey = survey_row(
-            survey, mask_strides, batch, tl.program_id(0) % blocks, blocks, tl.cdiv(query_count, QUERY_BLOCK)
-        )
-        start = tl.maximum(start, tl.load(survey) * QUERY_BLOCK)
-        end = tl.minimum(end, tl.load(survey + 1) * QUERY_BLOCK)
+        survey, start, end = narrowed(survey, mask_strides, batch, block, blocks, query_count, start, end, QUERY_BLOCK)
     for member in range(group if VARIANT.grouped else 1):
         head = key_head * group + member
         batch_head = batch * heads + head
@@ -200,9 +196,7 @@ def query_gradients(
         query_start, key_count, left, right, diagonal, QUERY_BLOCK, KEY_BLOCK, VARIANT
     )
     if VARIANT.surveyed:
-        survey = survey_row(survey, mask_strides, batch, block, blocks, tl.cdiv(key_count, KEY_BLOCK))
-        start = tl.maximum(start, tl.load(survey) * KEY_BLOCK)
-        end = tl.minimum(end, tl.load(survey + 1) * KEY_BLOCK)
+        survey, start, end = narrowed(survey, mask_strides, batch, block, blocks, key_count, start, end, KEY_BLOCK)
     for phase in tl.static_range(2 if VARIANT.apart else 1):
         crosses = phase == 1
         first = start

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from precisionpass.kernels import residual as residual_code
 from precisionpass.kernels import sequences, shifts
-from precisionpass.kernels.mask_survey import kind_of, survey_row
+from precisionpass.kernels.mask_survey import kind_of, narrowed
 from precisionpass.kernels.masks import key_range
 from precisionpass.kernels.online_softmax import absorb, finish
 from precisionpass.kernels.tiles import load_tile, store_tile
@@ -95,9 +95,7 @@ def attention_forward(
         query_start, key_count, left, right, diagonal, QUERY_BLOCK, KEY_BLOCK, VARIANT
     )
     if VARIANT.surveyed:
-        survey = survey_row(survey, mask_strides, batch, block, blocks, tl.cdiv(key_count, KEY_BLOCK))
-        start = tl.maximum(start, tl.load(survey) * KEY_BLOCK)
-        end = tl.minimum(end, tl.load(survey + 1) * KEY_BLOCK)
+        survey, start, end = narrowed(survey, mask_strides, batch, block, blocks, key_count, start, end, KEY_BLOCK)
     if VARIANT.split:
         span = tl.cdiv(tl.cdiv(end - start, KEY_BLOCK), splits) * KEY_BLOCK
         start += split * span

@@ -136,7 +136,7 @@ class Plan:
         # A descriptor knows the tensor's end, not a sequence's.
         descriptors = tuning.moves_tiles(self.architecture) and not self.exact and packed and not arguments.packed
         shared = mask is not None and mask.shape[1] == 1 and not arguments.packed
-        self.surveyable = shared and min(mask.shape[2], mask.shape[3]) > FEW_ROWS
+        surveyed = shared and min(mask.shape[2], mask.shape[3]) > FEW_ROWS
         self.variant = {
             "head_dim": head_dim,
             "value_dim": value_dim,
@@ -157,8 +157,8 @@ class Plan:
             "bias_varies_by_key": bias is not None and bias.shape[3] > 1,
             "mask": mask is not None,
             # One more reading of the mask by each kernel: a few hundredths of its time where all heads share it.
-            "surveyed": self.surveyable,
-            "mask_descriptor": descriptors and self.surveyable and describable(self.mask),
+            "surveyed": surveyed,
+            "mask_descriptor": descriptors and surveyed and describable(self.mask),
             "mask_varies_by_query": mask is not None and mask.shape[2] > 1,
             "mask_varies_by_key": mask is not None and mask.shape[3] > 1,
             "dropout": arguments.dropout_p > 0,

@@ -62,10 +62,12 @@ def mask_survey(
 
 
 @triton.jit
-def survey_row(survey, mask_strides, batch, block, outer_blocks, inner_blocks):
-    """Where the survey of one row of blocks stands: its first block, its end, then the kind of each."""
+def narrowed(survey, mask_strides, batch, block, outer_blocks, inner_count, start, end, INNER: tl.constexpr):
+    """(the survey of one row of blocks, start, end), without what stands before its first block and behind its last."""
     plane = tl.where(mask_strides.batch == 0, 0, batch)
-    return survey + (plane * outer_blocks + block).to(tl.int64) * (HEADER + inner_blocks + 1)
+    row = (plane * outer_blocks + block).to(tl.int64) * (HEADER + tl.cdiv(inner_count, INNER) + 1)
+    found = survey + row
+    return found, tl.maximum(start, tl.load(found) * INNER), tl.minimum(end, tl.load(found + 1) * INNER)
 
 
 @triton.jit
