@@ -22,6 +22,8 @@ def supports(arguments: AttentionArguments, needs: tuple[bool, ...] = ()) -> str
     q, v = arguments.q, arguments.v
     if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"the kernels compute in bfloat16, float16 and float32, not {str(q.dtype).removeprefix('torch.')}"
+    if arguments.products.any:
+        return "the kernels have no FP8 products"
     if max(q.shape[3], v.shape[3]) > WIDEST:
         return f"the kernels take head dimensions up to {WIDEST}, not {max(q.shape[3], v.shape[3])}"
     if arguments.score != "s" and statement_count(arguments.score) > MOST_STATEMENTS:

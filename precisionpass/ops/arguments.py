@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from precisionpass.numerics.formats import SIXTEEN_BIT
+from precisionpass.numerics.fp8 import Products, parse_products
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,11 @@ class AttentionArguments:
     "recompute" takes rowsum(P dP) / rowsum(P), "output" the rounded output. row_max_shift: (beta, limit, tolerance) of
     reference.attention.bounded_shift. output_clip: O to +-c; no gradient where the output stands at c. That and
     grad_clip: ops/clipping.py, around every implementation. dead_rows: what a row that may attend to nothing gives.
+
+    matmul: the products in FP8, such as "qk=fp8_e4m3 pv=fp8_e4m3 scale=head", in the forward alone. What they read is
+    cast with power-of-two scales (numerics/fp8.py), P after a multiplication by 2^8 (e5m2: 2^15). The rounded P is what
+    the normaliser sums, and the lse is that of the normaliser, within 2^-4 of the one of the unrounded P. There is no
+    residual: the backward computes the forward again without FP8 and is that of the 16-bit products.
     """
 
     q: Tensor
@@ -87,9 +93,14 @@ class AttentionArguments:
         return self.q.dtype in SIXTEEN_BIT
 
     @property
+    def products(self) -> Products:
+        """Which products of the forward are FP8."""
+        return parse_products(self.matmul)
+
+    @property
     def keeps_residual(self) -> bool:
-        """Whether the forward writes the int8 residual of O: only when asked, only where O is rounded."""
-        return self.save_residual and self.rounds
+        """Whether the forward writes the int8 residual of O: when asked, where O is rounded, of 16-bit products."""
+        return self.save_residual and self.rounds and not self.products.any
 
     @property
     def compute_dtype(self) -> torch.dtype:

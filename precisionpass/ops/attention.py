@@ -154,6 +154,10 @@ def _backward(
     upstream = stop_at_bound(grad_output, output, arguments.output_clip)
     gradients = Gradients(upstream, grad_lse, grad_probabilities, tuple(needs))
     saved = Saved(output, residual, lse)
+    if arguments.products.any:  # no number of FP8 reaches a gradient: lse, delta and P are those of 16-bit products
+        arguments = replace(arguments, matmul="", save_residual=True, return_max_logits=False)
+        with torch.autocast(q.device.type, enabled=False):
+            saved = Saved(*(kernels_for(arguments) or reference).forward(arguments)[:3])
     kernels = kernels_for(arguments, gradients.needs)
     compute = reference_backward.backward if kernels is None else kernels.backward
     with torch.autocast(q.device.type, enabled=False):

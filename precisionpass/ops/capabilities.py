@@ -20,15 +20,18 @@ CHOICES = {
 """The values of each argument that is a word."""
 
 RESERVED = {
-    "fp8_scales": "FP8 operands are not built yet; pass bfloat16 or float16",
-    "matmul": 'products in another format than the input\'s are not built yet; leave matmul=""',
+    "fp8_scales": "scales are computed in the call; leave it out",
 }
 """Arguments that the schema holds for later, and what to do until then."""
 
-SHIFT_LIMIT = {torch.float16: 8.0}
-"""The largest row_max_shift limit by format: exp(-limit) must stay well above the format's smallest number."""
 
-SHIFT_LIMIT_DEFAULT = 40.0
+def shift_limit(dtype: torch.dtype, fp8: bool) -> float:
+    """The largest row_max_shift limit for a P of ``dtype``, or of FP8: exp(-limit) must stay well above the format's
+    smallest number, 2^-24 in FP16 and 2^-17 in FP8 as P is scaled there."""
+    if fp8:
+        return 2.0
+    return 8.0 if dtype == torch.float16 else 40.0
+
 
 DEVICES = {"triton": ("cuda",)}
 """Device types (ROCm's is "cuda" as well) of the kernels; what they refuse on top, their ``supports`` says. The

@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 from precisionpass.errors import PrecisionPassError
 from precisionpass.numerics.formats import SIXTEEN_BIT
 from precisionpass.ops.arguments import AttentionArguments
-from precisionpass.ops.capabilities import CHOICES, FLOATING, RESERVED, SHIFT_LIMIT, SHIFT_LIMIT_DEFAULT
+from precisionpass.ops.capabilities import CHOICES, FLOATING, RESERVED, shift_limit
 from precisionpass.score.grammar import ScoreError, parse
 
 
@@ -122,6 +122,7 @@ def check_attention_formats(arguments: AttentionArguments) -> None:
         if tensor.dtype != torch.bool:
             check_float("attention", **{f"score_inputs[{index}]": tensor})
     _check_words(arguments)
+    _check_products(arguments)
     _check_numbers(arguments)
     _check_score(arguments)
 
@@ -158,6 +159,32 @@ def _check_words(arguments: AttentionArguments) -> None:
         )
 
 
+def _check_products(arguments: AttentionArguments) -> None:
+    try:
+        products = arguments.products
+    except ValueError as error:
+        raise ArgumentError(
+            f"attention: matmul is {arguments.matmul!r}",
+            where="matmul",
+            why=str(error),
+            fix='for example "qk=fp8_e4m3 pv=fp8_e4m3 scale=head", or "" for none in FP8',
+        ) from None
+    if products.any and not arguments.rounds:
+        raise DtypeError(
+            f"attention: FP8 products of {_short(arguments.q.dtype)}",
+            where="matmul",
+            why="who keeps 32 bits or more asked for them",
+            fix='convert q, k and v to bfloat16 or float16, or leave matmul=""',
+        )
+    if products.any and arguments.delta == "output":
+        raise ArgumentError(
+            'attention: delta="output" with FP8 products',
+            where="delta",
+            why="the output has the errors of FP8, and delta would hand them to every gradient",
+            fix='delta="residual" or "recompute"',
+        )
+
+
 def _check_numbers(arguments: AttentionArguments) -> None:
     def refuse(name: str, why: str, fix: str) -> None:
         raise ArgumentError(f"attention: {name} is {getattr(arguments, name)!r}", where=name, why=why, fix=fix)
@@ -183,7 +210,7 @@ def _check_numbers(arguments: AttentionArguments) -> None:
         refuse("row_max_shift", "it is [beta, limit, tolerance]", "three numbers, or [] for none")
     beta, limit, tolerance = arguments.row_max_shift
     dtype = _short(arguments.q.dtype)
-    highest = SHIFT_LIMIT.get(arguments.q.dtype, SHIFT_LIMIT_DEFAULT)
+    highest = shift_limit(arguments.q.dtype, arguments.products.pv is not None)
     if beta < 1 or not 0 <= limit <= highest or tolerance < 0:
         refuse(
             "row_max_shift",

@@ -8,6 +8,9 @@
     backward:  P = exp(S - lse);  delta = sum dO*(O + r8*ulp(O)/254) - dlse;  dS = P*(dP - delta)
 
 FP32 and FP64 inputs are not rounded anywhere, so they have no residual.
+
+With FP8 products the operands are cast first, and stand for what they were cast to; Pb = fp8(2^8 P) / 2^8, lse = s +
+log(lb), and there is no residual.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import torch
 from torch import Tensor
 
 from precisionpass.numerics.formats import encode_residual
+from precisionpass.numerics.fp8 import PROBABILITY_SCALE, quantise, rounded
 from precisionpass.reference.blocks import Block, blocks
 from precisionpass.reference.dropout import keep_mask
 from precisionpass.reference.scores import logits, raw_product
@@ -28,18 +32,19 @@ if TYPE_CHECKING:
 
 def forward(arguments: AttentionArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """``(output, residual, lse, max_logits, probabilities)``, as the op's schema states them; [0] where not asked."""
-    q, v, statistics = arguments.q, arguments.v, arguments.compute_dtype
+    q, statistics = arguments.q, arguments.compute_dtype
     sequences, heads, queries, _ = q.shape
-    keys, width = v.shape[2:]
+    keys, width = arguments.v.shape[2:]
     output = heads_last(q, (sequences, heads, queries, width), q.dtype)
     residual = heads_last(q, output.shape, torch.int8) if arguments.keeps_residual else q.new_empty(0, dtype=torch.int8)
     lse = q.new_empty((sequences, heads, queries), dtype=statistics)
     max_logits = q.new_full((sequences, heads) if arguments.return_max_logits else (0,), -torch.inf, dtype=statistics)
     shape = (sequences, heads, queries, keys) if arguments.probabilities != "none" else (0,)
     probabilities = q.new_zeros(shape)
+    query_operand, key_operand, value_operand = operands(arguments)
     for block in blocks(arguments):
-        query = block.stack(q, statistics)
-        raw = raw_product(arguments, query, block.stack_keys(arguments.k, statistics), block)
+        query = block.stack(query_operand, statistics)
+        raw = raw_product(arguments, query, block.stack_keys(key_operand, statistics), block)
         scores = logits(arguments, raw, block)
         row_max = _row_max(scores)
         if arguments.return_max_logits:
@@ -48,24 +53,45 @@ def forward(arguments: AttentionArguments) -> tuple[Tensor, Tensor, Tensor, Tens
         shift, sink = _shift_and_sink(arguments, scores, row_max, block)
         weights = scores.sub_(shift).exp_()
         normaliser = weights.sum(-1, keepdim=True).add_(sink)
-        lse[block.batch, block.heads, block.rows] = (shift + normaliser.log()).squeeze(-1)
-        dead = normaliser == 0
+        precise, dead = normaliser, normaliser == 0
         kept = dropout_mask(arguments, block)
         if arguments.probabilities != "none":
             probabilities[block.batch, block.heads, block.rows, block.keys] = _probabilities(
                 arguments, block, weights, normaliser, dead, kept
             )
         if arguments.rounds:
-            weights.copy_(weights.to(q.dtype))
+            weights.copy_(_rounded(arguments, weights))
             if arguments.normaliser == "rounded":
                 normaliser = weights.sum(-1, keepdim=True).add_(sink)
+        summed = precise if arguments.products.pv is None else normaliser
+        lse[block.batch, block.heads, block.rows] = (shift + summed.log()).squeeze(-1)
         if kept is not None:
             weights.mul_(kept)
-        product = block.unstack(torch.bmm(block.restack(weights), block.stack_keys(v, statistics)))
+        product = block.unstack(torch.bmm(block.restack(weights), block.stack_keys(value_operand, statistics)))
         exact = product.div_(normaliser).mul_(arguments.keep_scale)
         exact.masked_fill_(dead, dead_value(arguments, block))
         _store(arguments, output, residual, exact, block)
     return output, residual, lse, max_logits, probabilities
+
+
+def operands(arguments: AttentionArguments) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v as the products read them: those of an FP8 product as the FP32 numbers that their codes stand for."""
+    qk, pv, scale = arguments.products
+    q, k, v = arguments.q, arguments.k, arguments.v
+    if qk is not None:
+        q, k = (quantise(part, qk, scale).values for part in (q, k))
+    if pv is not None:
+        v = quantise(v, pv, scale, by_column=True).values
+    return q, k, v
+
+
+def _rounded(arguments: AttentionArguments, weights: Tensor) -> Tensor:
+    """P in the format that multiplies V; that of FP8 is scaled first, by a power of two."""
+    dtype = arguments.products.pv
+    if dtype is None:
+        return weights.to(arguments.q.dtype)
+    scale = PROBABILITY_SCALE[dtype]
+    return rounded(weights * scale, dtype).div_(scale)
 
 
 def heads_last(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

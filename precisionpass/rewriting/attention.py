@@ -11,7 +11,7 @@ from torch import fx
 from precisionpass import graph
 from precisionpass.decide import Decision
 from precisionpass.ops.arguments import AttentionArguments
-from precisionpass.ops.capabilities import SHIFT_LIMIT, SHIFT_LIMIT_DEFAULT
+from precisionpass.ops.capabilities import shift_limit
 from precisionpass.rewriting.arrange import Arranger, strides_matter
 from precisionpass.rewriting.own import Actions, call_action
 from precisionpass.rewriting.writer import ActionRefuses, Placed, ShiftTooLarge, Writer
@@ -116,7 +116,7 @@ def settings(decision: Decision, operation: Attention) -> dict[str, object]:
     chosen["dead_rows"] = same if values["dead_rows"] == "same" else values["dead_rows"]
     if values["row_max_shift"]:
         shift, dtype = values["row_max_shift"], attention_dtype(operation)
-        most = SHIFT_LIMIT.get(dtype, SHIFT_LIMIT_DEFAULT)
+        most = shift_limit(dtype, fp8=False)
         if shift["limit"] > most:
             raise ShiftTooLarge(f"limit {shift['limit']:g}, and {short(dtype)} has room for {most:g}")
         chosen["row_max_shift"] = [float(shift["beta"]), float(shift["limit"]), float(shift["tolerance"])]

@@ -14,6 +14,7 @@ def draw(*shape, dtype=torch.float32):
 
 
 Q, K = draw(2, 4, 6, 8), draw(2, 2, 5, 8)
+LOW = K.bfloat16()
 
 REFUSED = [
     ({"q": Q.bfloat16()}, ValueError, "q, k and v are bfloat16, float32, float32", "convert them to one dtype"),
@@ -44,8 +45,10 @@ REFUSED = [
     ({"row_max_shift": [2.0]}, ValueError, "row_max_shift is (2.0,)", "three numbers"),
     ({"row_max_shift": [2.0, 60.0, 0.0]}, ValueError, "limit <= 40", "[2.0, 8.0, 0.0]"),
     ({"on_nonfinite": "raise"}, NotImplementedError, 'on_nonfinite="raise" is not built yet', '"zero" or "keep"'),
-    ({"matmul": "fp8_e4m3"}, NotImplementedError, "matmul is reserved", 'matmul=""'),
-    ({"fp8_scales": [torch.ones(1)]}, NotImplementedError, "fp8_scales is reserved", "pass bfloat16 or float16"),
+    ({"matmul": "fp8_e4m3"}, ValueError, "matmul is 'fp8_e4m3'", '"qk=fp8_e4m3 pv=fp8_e4m3 scale=head"'),
+    ({"matmul": "qk=fp8_e4m3"}, TypeError, "FP8 products of float32", "convert q, k and v"),
+    ({"q": LOW, "k": LOW, "v": LOW, "matmul": "qk=fp8_e4m3", "delta": "output"}, ValueError, "errors of FP8", "resid"),
+    ({"fp8_scales": [torch.ones(1)]}, NotImplementedError, "fp8_scales is reserved", "leave it out"),
     ({"implementation": "triton"}, ValueError, 'implementation="triton" cannot', "falls back to the reference"),
 ]
 
@@ -64,6 +67,8 @@ def test_attention(changed, kind, what, way_out):
 def test_a_shift_needs_the_consistent_normaliser():
     with pytest.raises(ValueError, match="a normaliser of unrounded P biases every row"):
         ops.attention(Q.bfloat16(), K.bfloat16(), K.bfloat16(), row_max_shift=[2.0, 8.0, 0.0], normaliser="float32")
+    with pytest.raises(ValueError, match="limit <= 2"):
+        ops.attention(LOW, LOW, LOW, row_max_shift=[2.0, 8.0, 0.0], matmul="pv=fp8_e4m3")
     with pytest.raises(ValueError, match="limit <= 8"):
         ops.attention(Q.half(), K.half(), K.half(), row_max_shift=[2.0, 20.0, 0.0])
 
