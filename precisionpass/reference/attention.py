@@ -9,12 +9,13 @@
 
 FP32 and FP64 inputs are not rounded anywhere, so they have no residual.
 
-With FP8 products the operands are cast first, and stand for what they were cast to; Pb = fp8(2^8 P) / 2^8, lse = s +
-log(lb), and there is no residual.
+With FP8 products the operands are cast first, and stand for what they were cast to. exp(s) is rounded up to a power of
+two, so that P is rounded alike in every block; Pb = fp8(2^8 P) / 2^8, lse = s + log(lb), and there is no residual.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,6 +29,9 @@ from precisionpass.reference.scores import logits, raw_product
 
 if TYPE_CHECKING:
     from precisionpass.ops.arguments import AttentionArguments
+
+SINK_ROOM = 60.0
+"""Logits of a sink above the largest score at which exp is still far from FP32's end."""
 
 
 def forward(arguments: AttentionArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -113,12 +117,15 @@ def _shift_and_sink(
     shift = row_max
     if arguments.row_max_shift:
         shift = bounded_shift(scores, row_max, *arguments.row_max_shift)
-    if arguments.sinks is None:
-        return shift.masked_fill(shift == -torch.inf, 0.0), 0.0
-    logit = block.of(arguments.sinks).to(scores.dtype)
-    shift = torch.maximum(shift, logit)
+    sink = None
+    if arguments.sinks is not None:
+        sink = block.of(arguments.sinks).to(scores.dtype)
+        # The P of an FP8 product is scaled by its own maximum; a sink joins the sum alone, up to what FP32 can hold.
+        shift = torch.maximum(shift, sink if arguments.products.pv is None else sink - SINK_ROOM)
+    if arguments.products.pv is not None:
+        shift = shift.div(math.log(2)).ceil_().mul_(math.log(2))
     shift = shift.masked_fill(shift == -torch.inf, 0.0)
-    return shift, torch.exp(logit - shift)
+    return shift, 0.0 if sink is None else torch.exp(sink - shift)
 
 
 def bounded_shift(scores: Tensor, row_max: Tensor, beta: float, limit: float, tolerance: float) -> Tensor:

@@ -1,5 +1,7 @@
 """FP8 products in attention: what they cost on inputs that are hard, what they never touch, and hostile inputs."""
 
+import math
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from precisionpass.numerics.fp8 import DTYPES, quantise, rounded
 
 attention = torch.ops.precisionpass.attention
 BF16_ROUNDING = 1.6e-3
-"""rms error of rounding to BF16. On G2 and G5 the exact output is nearly a BF16 number, and BF16's own error smaller."""
+"""rms error of rounding to BF16. On G2 and G5 the exact output is nearly a BF16 number, BF16's own error smaller."""
 
 BANDS = {"fp8_e4m3": 25, "fp8_e5m2": 49}
 """The largest error of O relative to BF16's, both products in FP8 (NUMERICS 6)."""
@@ -49,7 +51,7 @@ def test_the_error_stays_within_the_band_of_the_format(name, dtype):
 @pytest.mark.parametrize("shape", [(2, 4, 2, 9, 9), (1, 2, 2, 140, 300)])
 @pytest.mark.parametrize("scale", ["tensor", "head", "row", "block"])
 def test_it_is_the_arithmetic_it_says_it_is(dtype, shape, scale):
-    """Written out in FP64 from the quantised operands: P of a whole row, times 2^8 or 2^15, rounded, and its own sum."""
+    """Written out in FP64 from the quantised operands: P of a row, times 2^8 or 2^15, rounded, and its own sum."""
     batch, heads, key_heads, rows, keys = shape
     q, k, v = draw(batch, heads, rows, 32), draw(batch, key_heads, keys, 32, seed=1), draw(batch, key_heads, keys, 16)
     output, residual, lse, _, _ = attention(q, k, v, scale=0.2, matmul=both(dtype, scale), save_residual=True)
@@ -58,7 +60,7 @@ def test_it_is_the_arithmetic_it_says_it_is(dtype, shape, scale):
     value = quantise(v, kind, scale, by_column=True).values.double()
     key, value = (part.repeat_interleave(heads // key_heads, 1) for part in (key, value))
     scores = 0.2 * query @ key.transpose(-1, -2)
-    shift = scores.amax(-1, keepdim=True)
+    shift = scores.amax(-1, keepdim=True).div(math.log(2)).ceil() * math.log(2)
     power = {"fp8_e4m3": 256.0, "fp8_e5m2": 32768.0}[dtype]
     weights = rounded(((scores - shift).exp() * power).float(), kind).double() / power
     expected = weights @ value / weights.sum(-1, keepdim=True)
@@ -178,3 +180,14 @@ def test_float16_and_a_compiler_that_sees_the_call_give_the_same():
     q, k, v = (draw(1, 2, 20, 16, seed=seed, dtype=torch.float16) for seed in range(3))
     compiled = torch.compile(lambda q, k, v: attention(q, k, v, matmul=both())[0], backend="inductor")
     assert torch.equal(compiled(q, k, v), attention(q, k, v, matmul=both())[0])
+
+
+def test_a_sink_far_above_the_scores_joins_the_sum_and_rounds_no_probability():
+    q, k, v = (draw(1, 1, 9, 32, seed=seed) for seed in range(3))
+    plain = attention(q, k, v, scale=0.2, matmul=both())
+    for height in (0.0, 12.0, 55.0, 300.0):
+        sinks = torch.full((1, 1, 1, 1), height)
+        output, _, lse, _, _ = attention(q, k, v, sinks=sinks, scale=0.2, matmul=both())
+        torch.testing.assert_close(lse, torch.logaddexp(plain[2], sinks.squeeze(-1).expand_as(lse)), atol=1e-4, rtol=0)
+        expected = plain[0].float() * (plain[2] - lse).exp().unsqueeze(-1)
+        torch.testing.assert_close(output.float(), expected, atol=1e-30, rtol=2.0**-7)
