@@ -1,19 +1,21 @@
-"""A whole training step: plain torch.compile with eager attention and with SDPA, beside precisionpass.compile.
+"""A whole training step: plain torch.compile with several attentions beside precisionpass.compile with several rules.
 
     python benchmarks/step.py                                # this CPU, the GPT-2 of `make demo`, BF16 and FP32
-    python benchmarks/step.py --device cuda                  # GPT-2 124M and a Llama shape, BF16, fused AdamW
-    python benchmarks/step.py --problems NAME --out FILE.json
+    python benchmarks/step.py --device cuda                  # GPT-2 124M, Llama and Gemma 2 shapes, BF16
+    python benchmarks/step.py --problems NAME --candidates eager sdpa stable-bf16 fp32-statistics@sdpa --out FILE.json
 
-The candidates of a problem take turns in one process: compare inside one run only. Medians of --rounds steps (forward,
-backward, AdamW). Peak memory: on a GPU what torch allocates, weights and optimizer too; on a CPU how far the resident
-size of a process of its own rises in a step above what it is between steps. precisionpass starts from the model with
-eager attention.
+A candidate is an attention of transformers (eager, sdpa, flex_attention) under plain torch.compile, or rules, whose
+model has eager attention, or another after an @. Each runs in a process of its own; they compile side by side and then
+take turns: compare inside one run only. Medians of --rounds turns of three steps (forward, backward, AdamW). Peak
+memory: on a GPU what torch allocates, weights and optimizer too; on a CPU how far the resident size rises in a step
+above what it is between steps.
 On a CPU without BF16 instructions the products of BF16 matrices go through FP32 as in the demo; --native: they do not.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import os
@@ -22,9 +24,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -36,7 +39,8 @@ import small_models
 
 import precisionpass
 
-CANDIDATES = ("eager", "sdpa", "precisionpass")
+ATTENTIONS = ("eager", "sdpa", "flex_attention")
+STEPS = 3  # of a turn
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Problem:
     dtype: torch.dtype
     device: str = "cpu"
     optimizer: dict = field(default_factory=dict)
+    candidates: tuple[str, ...] = ("eager", "sdpa", "stable-bf16")
 
 
 def demo(length: int, dtype: torch.dtype) -> Problem:
@@ -60,7 +65,7 @@ def demo(length: int, dtype: torch.dtype) -> Problem:
     )  # fmt: skip
 
 
-def large(config: transformers.PretrainedConfig, batch: int, length: int) -> Problem:
+def large(config: transformers.PretrainedConfig, batch: int, length: int, candidates: tuple[str, ...]) -> Problem:
     """A model of this configuration on a GPU in BF16."""
 
     def make(attention: str) -> torch.nn.Module:
@@ -70,13 +75,17 @@ def large(config: transformers.PretrainedConfig, batch: int, length: int) -> Pro
         model.loss_type = "ForCausalLM"
         return model.train()
 
-    return Problem(make, batch, length, config.vocab_size, torch.bfloat16, "cuda", {"fused": True})
+    return Problem(make, batch, length, config.vocab_size, torch.bfloat16, "cuda", {"fused": True}, candidates)
 
 
 GPT2 = transformers.GPT2Config(use_cache=False, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
 LLAMA = transformers.LlamaConfig(
     hidden_size=2048, intermediate_size=8192, num_hidden_layers=8, num_attention_heads=32, num_key_value_heads=8,
     vocab_size=32000, max_position_embeddings=4096, use_cache=False,
+)  # fmt: skip
+GEMMA2 = transformers.Gemma2Config(
+    hidden_size=2048, intermediate_size=8192, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=4,
+    head_dim=256, vocab_size=32000, max_position_embeddings=4096, sliding_window=1024, use_cache=False,
 )  # fmt: skip
 PROBLEMS = {
     "cpu": {
@@ -85,86 +94,117 @@ PROBLEMS = {
         "gpt2-demo-512-bf16": demo(512, torch.bfloat16),
         "gpt2-demo-512-fp32": demo(512, torch.float32),
     },
-    "cuda": {"gpt2-124m": large(GPT2, 16, 1024), "llama-shape": large(LLAMA, 2, 4096)},
+    "cuda": {
+        "gpt2-124m": large(GPT2, 16, 1024, ("eager", "sdpa", "stable-bf16", "fp32-statistics@sdpa")),
+        "llama-shape": large(
+            LLAMA, 2, 4096, ("eager", "sdpa", "flex_attention", "stable-bf16", "fp32-statistics@sdpa")
+        ),
+        "gemma2-shape": large(GEMMA2, 2, 4096, ("eager", "flex_attention", "stable-bf16", "fp32-statistics")),
+    },
 }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Whole training steps, side by side.")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=tuple(PROBLEMS), default="cpu")
     parser.add_argument("--problems", nargs="+", help="all of the device's")
-    parser.add_argument("--rounds", type=int, default=15, help="steps of each candidate (15)")
+    parser.add_argument("--candidates", nargs="+", metavar="ATTENTION|RULES[@ATTENTION]", help="each problem's own")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each candidate (5)")
     parser.add_argument("--backend", default="inductor")
     parser.add_argument("--native", action="store_true", help="BF16 products as this CPU's PyTorch computes them")
     parser.add_argument("--out", type=Path, help="also write the figures as JSON")
-    parser.add_argument("--memory-of", choices=CANDIDATES, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if not options.native and options.device == "cpu":
-        small_models.speed_up_bf16()
     problems = {name: PROBLEMS[options.device][name] for name in options.problems or PROBLEMS[options.device]}
-    if options.memory_of:
-        problem = next(iter(problems.values()))
-        print(json.dumps(cpu_peak(step_of(problem, options.memory_of, options.backend))))
+    if options.serve:
+        serve(next(iter(problems.values())), options)
         return
     rows = []
-    print(f"{'problem':<20}{'candidate':<15}{'ms a step':>10}{'of eager':>9}", end="")
-    print(f"{'tokens/s':>10}{'peak MiB':>10}{'of eager':>9}")
+    print(f"{'problem':<20}{'candidate':<22}{'ms a step':>10}{'of first':>9}", end="")
+    print(f"{'tokens/s':>10}{'peak MiB':>10}{'of first':>9}", flush=True)
     for name, problem in problems.items():
-        found = measured(name, problem, options)
+        found = measured(name, options.candidates or problem.candidates, options)
         for row in found:
             first = found[0]
             print(
-                f"{name:<20}{row['candidate']:<15}{row['ms']:>10.1f}{row['ms'] / first['ms']:>9.2f}"
+                f"{name:<20}{row['candidate']:<22}{row['ms']:>10.1f}{row['ms'] / first['ms']:>9.3f}"
                 f"{1e3 * problem.batch * problem.length / row['ms']:>10.0f}"
                 f"{row['peak_mib']:>10.0f}{row['peak_mib'] / first['peak_mib']:>9.2f}",
                 flush=True,
             )
         rows += found
-    if options.out:
-        options.out.write_text(json.dumps({"versions": versions(options.device), "rows": rows}, indent=1) + "\n")
+        if options.out:
+            options.out.write_text(json.dumps({"versions": versions(options.device), "rows": rows}, indent=1) + "\n")
 
 
-def measured(name: str, problem: Problem, options: argparse.Namespace) -> list[dict]:
-    """One row a candidate: median time of interleaved steps, and peak memory."""
-    steps: dict[str, Callable[[], None]] = {}
-    times: dict[str, list[float]] = {candidate: [] for candidate in CANDIDATES}
-    peaks = {}
-    for candidate in CANDIDATES:
-        others = torch.cuda.memory_allocated() if problem.device == "cuda" else 0
-        step = steps[candidate] = step_of(problem, candidate, options.backend)
-        for _ in range(3):  # compiles, then settles
-            step()
-        if problem.device == "cuda":
-            peaks[candidate] = cuda_peak(step) - others
+def measured(name: str, candidates: Sequence[str], options: argparse.Namespace) -> list[dict]:
+    """One row a candidate: median time of its steps, and peak memory. One that fails is left out, and said so."""
+    arguments = [sys.executable, __file__, "--device", options.device, "--problems", name, "--backend", options.backend]
+    arguments += ["--native"] if options.native else []
+    processes = {
+        candidate: subprocess.Popen(
+            [*arguments, "--serve", candidate], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for candidate in candidates
+    }
+    rows = {candidate: answer(process) for candidate, process in processes.items()}
+    times: dict[str, list[float]] = {candidate: [] for candidate, row in rows.items() if row is not None}
     for _ in range(options.rounds):
-        for candidate, step in steps.items():
-            synchronize(problem.device)
-            began = time.perf_counter()
-            step()
-            synchronize(problem.device)
-            times[candidate].append(1e3 * (time.perf_counter() - began))
-    for candidate in CANDIDATES:
-        if problem.device == "cpu":
-            arguments = ["--problems", name, "--backend", options.backend, "--memory-of", candidate]
-            arguments += ["--native"] if options.native else []
-            ran = subprocess.run([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True, check=True)
-            peaks[candidate] = json.loads(ran.stdout.splitlines()[-1])
+        for candidate, found in times.items():
+            found += answer(processes[candidate], "turn") or []
+    for process in processes.values():
+        process.communicate()
+    print("".join(f"{name}: {candidate} failed\n" for candidate in candidates if not times.get(candidate)), end="")
     return [
-        {"problem": name, "candidate": candidate, "ms": statistics.median(times[candidate]), "all_ms": times[candidate],
-         "peak_mib": peaks[candidate] / 2**20}
-        for candidate in CANDIDATES
-    ]  # fmt: skip
+        {"problem": name, "candidate": candidate, "ms": statistics.median(found), "all_ms": found, **rows[candidate]}
+        for candidate, found in times.items()
+        if found
+    ]
+
+
+def answer(process: subprocess.Popen, ask: str = "") -> Any:
+    """What a process answers, None where it has ended."""
+    if ask:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(f"{ask}\n")
+            process.stdin.flush()
+    line = process.stdout.readline()
+    return json.loads(line) if line else None
+
+
+def serve(problem: Problem, options: argparse.Namespace) -> None:
+    """Compile, answer the peak memory of a step, and then the times of a turn's steps as often as asked."""
+    if not options.native and options.device == "cpu":
+        small_models.speed_up_bf16()
+    step = step_of(problem, options.serve, options.backend)
+    for _ in range(3):  # compiles, then settles
+        step()
+    peak = cuda_peak(step) if problem.device == "cuda" else cpu_peak(step)
+    print(json.dumps({"peak_mib": peak / 2**20}), flush=True)
+    for _ in sys.stdin:
+        print(json.dumps([timed(step, problem.device) for _ in range(STEPS)]), flush=True)
+
+
+def timed(step: Callable[[], None], device: str) -> float:
+    """Milliseconds of a step."""
+    synchronize(device)
+    began = time.perf_counter()
+    step()
+    synchronize(device)
+    return 1e3 * (time.perf_counter() - began)
 
 
 def step_of(problem: Problem, candidate: str, backend: str) -> Callable[[], None]:
     """One training step of a candidate, on one batch that stays the same."""
     torch.manual_seed(0)
     ids = torch.randint(0, problem.vocabulary, (problem.batch, problem.length), device=problem.device)
-    model = problem.make("sdpa" if candidate == "sdpa" else "eager").to(problem.dtype)
-    if candidate == "precisionpass":
-        precisionpass.compile(model, rules="stable-bf16", backend=backend)
-    else:
+    rules, _, attention = candidate.partition("@")
+    plain = rules in ATTENTIONS
+    model = problem.make(rules if plain else attention or "eager").to(problem.dtype)
+    if plain:
         model.compile(backend=backend)
+    else:
+        precisionpass.compile(model, rules=rules, backend=backend)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **problem.optimizer)
 
     def step() -> None:
