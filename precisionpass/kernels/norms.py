@@ -1,7 +1,8 @@
 """LayerNorm and RMSNorm over rows, forward and backward: FP32 two-pass statistics, one rounding (NUMERICS 7).
 
-    y  = (x - mean) * rstd * (weight + offset) + bias            mean = 0 for RMSNorm
-    dx = rstd * (gw - mean(gw) - xhat * mean(gw * xhat))          gw = g * (weight + offset); no mean(gw) for RMSNorm
+    y  = (x - mean) * rstd * (weight + offset) + bias            mean = 0 for RMSNorm; x may be a sum, formed here
+    dx = rstd * (gw - mean(gw) - xhat * mean(gw * xhat))          gw = g * (weight + offset); no mean(gw) for RMSNorm;
+                                                                  plus a further gradient of x, where there is one
     dweight = sum over rows of g * xhat                          dbias = sum over rows of g
 
 With ONCE a tile holds whole rows, which stay in registers between the passes; wider ones are read again, from a cache.
@@ -15,6 +16,17 @@ import triton.language as tl
 def load_rows(source, row, stride, column, inside):
     """[rows, columns] in FP32, 0 outside."""
     return tl.load(source + row[:, None].to(tl.int64) * stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def load_sum(source, residual, total, row, stride, residual_stride, column, columns, inside, RESIDUAL: tl.constexpr):
+    """Rows of x in FP32; with a residual those of x + residual, rounded to x's format as the model does, and stored."""
+    value = load_rows(source, row, stride, column, inside)
+    if RESIDUAL:
+        rounded = (value + load_rows(residual, row, residual_stride, column, inside)).to(total.dtype.element_ty)
+        tl.store(total + row[:, None].to(tl.int64) * columns + column[None, :], rounded, mask=inside)
+        value = rounded.to(tl.float32)
+    return value
 
 
 @triton.jit
@@ -38,11 +50,11 @@ def store_norm(y, value, weight, bias, row, column, inside, columns, offset, WEI
 
 @triton.jit
 def norm_forward(
-    x, stride, y, weight, bias, means, rstds, rows, columns, eps, offset,
-    CENTER: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    x, stride, residual, residual_stride, total, y, weight, bias, means, rstds, rows, columns, eps, offset,
+    CENTER: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, ONCE: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows: their mean (CENTER), rstd = 1 / sqrt(mean((x - mean)^2) + eps), and y."""
+    """ROWS rows: their mean (CENTER), rstd = 1 / sqrt(mean((x - mean)^2) + eps), and y. RESIDUAL needs ONCE."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     exists = row < rows
     mean = tl.zeros([ROWS], tl.float32)
@@ -50,7 +62,7 @@ def norm_forward(
     if ONCE:
         column = tl.arange(0, WIDTH)
         inside = exists[:, None] & (column < columns)[None, :]
-        value = load_rows(x, row, stride, column, inside)
+        value = load_sum(x, residual, total, row, stride, residual_stride, column, columns, inside, RESIDUAL)
         if CENTER:
             mean = tl.sum(value, 1) / columns
             value = tl.where(inside, value - mean[:, None], 0.0)
@@ -91,10 +103,19 @@ def gradient_terms(
 
 
 @triton.jit
+def store_gradient(dx, value, further, row, column, columns, inside, FURTHER: tl.constexpr):
+    """dx = value + further, rounded once."""
+    if FURTHER:
+        value += load_rows(further, row, columns, column, inside)
+    tl.store(dx + row[:, None].to(tl.int64) * columns + column[None, :], value.to(dx.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def norm_backward(
-    gradient, gradient_stride, x, stride, weight, means, rstds, dx, dweight, dbias, rows, columns, offset, rows_each,
-    CENTER: tl.constexpr, WEIGHT: tl.constexpr, DX: tl.constexpr, DWEIGHT: tl.constexpr, DBIAS: tl.constexpr,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    gradient, gradient_stride, x, stride, weight, means, rstds, further, dx, dweight, dbias,
+    rows, columns, offset, rows_each,
+    CENTER: tl.constexpr, WEIGHT: tl.constexpr, FURTHER: tl.constexpr,
+    DX: tl.constexpr, DWEIGHT: tl.constexpr, DBIAS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """dx of `rows_each` rows that WIDTH holds, and this program's part of dweight and dbias, in the rows' order."""
     program = tl.program_id(0)
@@ -122,8 +143,7 @@ def norm_backward(
             result = scaled - normalised * along[:, None]
             if CENTER:
                 result = result - (tl.sum(scaled, 1) / columns)[:, None]
-            result = (result * rstd[:, None]).to(dx.dtype.element_ty)
-            tl.store(dx + row[:, None].to(tl.int64) * columns + column[None, :], result, mask=inside)
+            store_gradient(dx, result * rstd[:, None], further, row, column, columns, inside, FURTHER)
     place = program.to(tl.int64) * columns + column
     if DWEIGHT:
         tl.store(dweight + place, scale_sum, mask=column < columns)
@@ -133,8 +153,8 @@ def norm_backward(
 
 @triton.jit
 def norm_backward_wide(
-    gradient, gradient_stride, x, stride, weight, means, rstds, dx, rows, columns, offset,
-    CENTER: tl.constexpr, WEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    gradient, gradient_stride, x, stride, weight, means, rstds, further, dx, rows, columns, offset,
+    CENTER: tl.constexpr, WEIGHT: tl.constexpr, FURTHER: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """dx of one row wider than a tile."""
     row = tl.program_id(0) + tl.arange(0, 1)
@@ -160,8 +180,7 @@ def norm_backward_wide(
             gradient, gradient_stride, x, stride, weight, row, column, inside, mean, rstd, columns, offset, WEIGHT
         )
         result = (scaled - (level / columns)[:, None] - normalised * (along / columns)[:, None]) * rstd[:, None]
-        place = row[:, None].to(tl.int64) * columns + column[None, :]
-        tl.store(dx + place, result.to(dx.dtype.element_ty), mask=inside)
+        store_gradient(dx, result, further, row, column, columns, inside, FURTHER)
 
 
 @triton.jit

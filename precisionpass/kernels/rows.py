@@ -63,7 +63,28 @@ def norm_forward(
     dtype: torch.dtype | None, *, center: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(y, mean, rstd) as reference/layer_norm.py and rms_norm.py state them; mean [0] without `center`."""
+    return _norm_forward(x, None, None, dims, weight, bias, eps, offset, dtype, center)
+
+
+def add_norm_forward(
+    x: Tensor, residual: Tensor, dims: int, weight: Tensor | None, bias: Tensor | None, eps: float, offset: float,
+    dtype: torch.dtype | None, *, center: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """(total, y, mean, rstd) of total = x + residual, of their shape and format; one launch up to WIDEST columns."""
+    if math.prod(x.shape[x.dim() - dims :]) > WIDEST:
+        total = torch.add(x, residual).contiguous()
+        return total, *norm_forward(total, dims, weight, bias, eps, offset, dtype, center=center)
+    total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return total, *_norm_forward(x, residual, total, dims, weight, bias, eps, offset, dtype, center)
+
+
+def _norm_forward(
+    x: Tensor, residual: Tensor | None, total: Tensor | None, dims: int, weight: Tensor | None, bias: Tensor | None,
+    eps: float, offset: float, dtype: torch.dtype | None, center: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """norm_forward of x, or of x + residual, which is left in `total`."""
     flat, rows, columns = as_rows(x, dims)
+    addend = None if residual is None else as_rows(residual, dims).tensor
     y = torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
     shape = (*x.shape[: x.dim() - dims], *(1,) * dims)
     rstd = torch.empty(shape, dtype=torch.float32, device=x.device)
@@ -73,9 +94,10 @@ def norm_forward(
     tile = _tile_for(columns)
     with torch.cuda.device_of(x):
         launch(
-            norms.norm_forward, triton.cdiv(rows, tile.query_block), tile, flat, flat.stride(0), y,
+            norms.norm_forward, triton.cdiv(rows, tile.query_block), tile, flat, flat.stride(0),
+            addend, 0 if addend is None else addend.stride(0), total, y,
             _flat(weight), _flat(bias), mean, rstd, rows, columns, float(eps), float(offset),
-            CENTER=center, WEIGHT=weight is not None, BIAS=bias is not None,
+            CENTER=center, WEIGHT=weight is not None, BIAS=bias is not None, RESIDUAL=addend is not None,
             ROWS=tile.query_block, WIDTH=tile.key_block, ONCE=columns <= tile.key_block,
         )  # fmt: skip
     return y, mean, rstd
@@ -83,7 +105,7 @@ def norm_forward(
 
 def norm_backward(
     gradient: Tensor, x: Tensor, dims: int, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None,
-    rstd: Tensor, offset: float, needs: tuple[bool, bool, bool],
+    rstd: Tensor, offset: float, needs: tuple[bool, bool, bool], further: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(dx, dweight, dbias) as the references state them; [0] where not needed. The same inputs give the same bits."""
     needs_x, needs_weight, needs_bias = needs
@@ -106,17 +128,19 @@ def norm_backward(
     dweight = torch.empty(shape if needs_weight else (0,), dtype=torch.float32, device=x.device)
     dbias = torch.empty(shape if needs_bias else (0,), dtype=torch.float32, device=x.device)
     inputs = (slope, slope.stride(0), flat, flat.stride(0))
+    further = None if further is None else further.contiguous()
+    kind = {"CENTER": center, "WEIGHT": weight is not None, "FURTHER": further is not None}
     with torch.cuda.device_of(x):
         if once:
             launch(
-                norms.norm_backward, parts, tile, *inputs, _flat(weight), mean, rstd, dx, dweight, dbias,
-                rows, columns, float(offset), each, CENTER=center, WEIGHT=weight is not None, DX=needs_x,
+                norms.norm_backward, parts, tile, *inputs, _flat(weight), mean, rstd, further,
+                dx, dweight, dbias, rows, columns, float(offset), each, **kind, DX=needs_x,
                 DWEIGHT=needs_weight, DBIAS=needs_bias, ROWS=many, WIDTH=tile.key_block,
             )  # fmt: skip
         elif needs_x:
             launch(
-                norms.norm_backward_wide, rows, tile, *inputs, _flat(weight), mean, rstd, dx, rows, columns,
-                float(offset), CENTER=center, WEIGHT=weight is not None, WIDTH=tile.key_block,
+                norms.norm_backward_wide, rows, tile, *inputs, _flat(weight), mean, rstd, further, dx, rows,
+                columns, float(offset), **kind, WIDTH=tile.key_block,
             )  # fmt: skip
         if not once and (needs_weight or needs_bias):
             launch(

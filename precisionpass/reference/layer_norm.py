@@ -38,9 +38,11 @@ def backward(
     mean: Tensor,
     rstd: Tensor,
     needs: tuple[bool, bool, bool],
+    further: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``(dx, dweight, dbias)`` in the inputs' formats; [0] where ``needs`` says no. Sums over rows are FP32.
 
+    further: another gradient of x, added to dx before it is rounded.
     dx = rstd * (gw - mean(gw) - xhat * mean(gw * xhat)), with gw = g * weight and xhat = (x - mean) * rstd.
     """
     over = last(dims)
@@ -55,4 +57,6 @@ def backward(
     along = (slope * normalised).mean(over, keepdim=True)
     level = slope.mean(over, keepdim=True)
     dx = slope.sub_(level).sub_(normalised.mul_(along)).mul_(rstd)
+    if further is not None:
+        dx.add_(further)
     return dx.to(x.dtype), dweight, dbias

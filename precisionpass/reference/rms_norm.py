@@ -53,9 +53,11 @@ def backward(
     rstd: Tensor,
     weight_offset: float,
     needs: tuple[bool, bool, bool],
+    further: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``(dx, dweight, dbias)`` in the inputs' formats; [0] where ``needs`` says no. Sums over rows are FP32.
 
+    further: another gradient of x, added to dx before it is rounded.
     dx = rstd * (gw - xhat * mean(gw * xhat)), with gw = g * (weight + weight_offset) and xhat = x * rstd.
     """
     normalised = working_copy(x, rstd.dtype).mul_(rstd)
@@ -68,4 +70,6 @@ def backward(
         slope.mul_(weight.to(slope.dtype) + weight_offset)
     along = (slope * normalised).mean(last(dims), keepdim=True)
     dx = slope.sub_(normalised.mul_(along)).mul_(rstd)
+    if further is not None:
+        dx.add_(further)
     return dx.to(x.dtype), dweight, dbias

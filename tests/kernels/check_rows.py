@@ -20,6 +20,7 @@ CASES = {
     "no row": ((0, 64), 1, True, True, 0.0),
     "one row": ((1, 4096), 1, True, False, 0.0),
 }
+SUMS = ("narrow", "768", "two dimensions", "wider than a tile", "no row")
 ODD = torch.tensor([float("inf"), float("-inf"), float("nan")])
 
 
@@ -34,8 +35,11 @@ def relative(found, truth, scale):
     return float(((found - truth)[finite].abs() / scale).max()) if bool(finite.any()) else 0.0
 
 
-def check(name: str, dtype: torch.dtype, device: str, center: bool) -> float:
-    """The largest error of y, dx, dweight and dbias, in what each may be off by (NUMERICS 7)."""
+def check(name: str, dtype: torch.dtype, device: str, center: bool, residual: bool = False) -> float:
+    """The largest error of y, dx, dweight and dbias, in what each may be off by (NUMERICS 7).
+
+    residual: of the norm of a sum, whose own gradient is added; infinite where the sum is not x's and the residual's.
+    """
     shape, dims, has_weight, has_bias, offset = CASES[name]
     draw = torch.Generator().manual_seed(len(name))
     x = (torch.randn(shape, generator=draw) + offset).to(device, dtype)
@@ -47,15 +51,25 @@ def check(name: str, dtype: torch.dtype, device: str, center: bool) -> float:
     bias = torch.randn(inner, generator=draw).to(device, dtype) if has_bias else None
     shift = 0.0 if center else 1.0
     needs = (True, has_weight, has_bias)
-    y, mean, rstd = rows.norm_forward(x, dims, weight, bias, 1e-5, shift, None, center=center)
-    found = (y, *rows.norm_backward(gradient, x, dims, weight, bias, mean if center else None, rstd, shift, needs))
+    further = None
+    if residual:
+        further, addend = gradient.flip(-1), x.flip(-1) / 2
+        settings = (dims, weight, bias, 1e-5, shift, None)
+        total, y, mean, rstd = rows.add_norm_forward(x, addend, *settings, center=center)
+        if not torch.equal(total.nan_to_num(7.0), (x + addend).nan_to_num(7.0)):
+            return float("inf")
+        x = total
+    else:
+        y, mean, rstd = rows.norm_forward(x, dims, weight, bias, 1e-5, shift, None, center=center)
+    of = (mean if center else None, rstd, shift, needs, further)
+    found = (y, *rows.norm_backward(gradient, x, dims, weight, bias, *of))
     wide = [None if t is None else t.double() for t in (x, weight, bias)]
     if center:
         truth, mean, rstd = layer_norm.forward(wide[0], dims, *wide[1:], 1e-5)
-        exact = layer_norm.backward(gradient.double(), wide[0], dims, *wide[1:], mean, rstd, needs)
+        exact = layer_norm.backward(gradient.double(), wide[0], dims, *wide[1:], mean, rstd, needs, further)
     else:
         truth, rstd = rms_norm.forward(wide[0], dims, *wide[1:], 1e-5, 1.0)
-        exact = rms_norm.backward(gradient.double(), wide[0], dims, *wide[1:], rstd, 1.0, needs)
+        exact = rms_norm.backward(gradient.double(), wide[0], dims, *wide[1:], rstd, 1.0, needs, further)
     # One rounding of the result, and FP32's share of mean over deviation.
     unit = torch.finfo(dtype).eps + 2e-6 * (1 + offset)
     errors = []
@@ -111,10 +125,11 @@ def main(device: str) -> int:
             for center in (True, False):
                 if dtype != torch.float32 and CASES[name][4] > 100:
                     continue  # 16 bits do not hold such a row
-                error = check(name, dtype, device, center)
-                faults += not error < 1
-                kind = "layer_norm" if center else "rms_norm"
-                print("right" if error < 1 else "FAULT", name, kind, dtype, f"{error:.2f}", flush=True)
+                for residual in (False, True) if name in SUMS else (False,):
+                    error = check(name, dtype, device, center, residual)
+                    faults += not error < 1
+                    kind = f"{'sum and ' * residual}{'layer_norm' if center else 'rms_norm'}"
+                    print("right" if error < 1 else "FAULT", name, kind, dtype, f"{error:.2f}", flush=True)
     for name in SOFTMAXES:
         for dtype in dtypes:
             for log in (False, True):

@@ -83,6 +83,8 @@ def test_a_shift_needs_the_consistent_normaliser():
         (lambda: ops.layer_norm(Q, 1, draw(7), None, 1e-5), ValueError, r"layer_norm: weight \[7\]"),
         (lambda: ops.rms_norm(Q, 1, None, draw(1, 8), 1e-5), ValueError, r"rms_norm: bias \[1, 8\]"),
         (lambda: ops.rms_norm(Q.int(), 1, None, None, 1e-5), TypeError, "rms_norm: x is int32"),
+        (lambda: ops.add_norm(Q, Q.half(), 1, None, None, 1e-5, True), ValueError, "residual is torch.float16"),
+        (lambda: ops.add_norm(Q, Q[:1], 1, None, None, 1e-5, True), ValueError, r"residual \[1, 4, 6, 8\] differ"),
     ],
 )
 def test_softmax_and_norms(call, kind, what):

@@ -68,6 +68,15 @@ def test_norms(op, more, dtype):
     check(op, (x, 2, None, None, 1e-5))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("center", [True, False])
+def test_a_norm_of_a_sum(center, dtype):
+    residual = tensor(4, 3, 5, dtype=dtype)
+    x = tensor(3, 4, 5, dtype=dtype, grad=False).transpose(0, 1).requires_grad_()
+    check(ops.add_norm, (x, residual, 1, tensor(5), tensor(5, dtype=torch.bfloat16), 1e-5, center))
+    check(ops.add_norm, (x, residual, 2, None, None, 1e-5, center, 0.0, torch.float32))
+
+
 def test_backward_ops():
     x, gradient = tensor(3, 5, grad=False), tensor(3, 5, grad=False)
     check(ops.softmax_backward, (gradient, x, None, 1))
@@ -76,6 +85,8 @@ def test_backward_ops():
     _, mean, rstd = ops.layer_norm(x, 1, weight, None, 1e-5)
     check(ops.layer_norm_backward, (gradient, x, 1, weight, None, mean, rstd, [True, True, False]))
     check(ops.rms_norm_backward, (gradient, x, 1, weight, None, rstd, 0.0, [True, False, False]))
+    check(ops.add_norm_backward, (gradient, x, x, 1, weight, None, mean, rstd, True, 0.0, [True, True, False]))
+    check(ops.add_norm_backward, (gradient, None, x, 1, None, None, mean, rstd, False, 1.0, [True, False, False]))
     q, k, v = (tensor(1, 2, 3, 4, dtype=torch.bfloat16, grad=False) for _ in range(3))
     output, residual, lse, _, _ = ops.attention(q, k, v, save_residual=True)
     check(

@@ -58,6 +58,32 @@ def test_values_and_gradients(name, dtype, dims, parameters):
         assert bool(((value.double() - known).abs() <= limit * size * (1 if value is result else 2)).all()), name
 
 
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("used", ["both", "sum", "norm"])
+def test_a_norm_of_a_sum_gives_both(name, dtype, used):
+    """The sum is the model's own, and the gradient that comes through it is added before the one rounding."""
+    generator = torch.Generator().manual_seed(0)
+    x, residual, of_sum, of_norm = (torch.randn(6, 40, generator=generator).to(dtype) for _ in range(4))
+    leaves = [x.requires_grad_(), residual.requires_grad_(), torch.randn(40, generator=generator).requires_grad_()]
+    settings = (1, leaves[2], None, 1e-5, name == "layer_norm", 0.0 if name == "layer_norm" else 1.0)
+    total, y, _, _ = torch.ops.precisionpass.add_norm(x, residual, *settings)
+    assert torch.equal(total, x + residual)
+    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    exact_total = wide[0] + wide[1] + (total.double() - wide[0] - wide[1]).detach()  # its rounding, not its gradient's
+    truth = NORMS[name][1](exact_total, wide[2], None, (40,), 1e-5)
+    results, truths = {"both": ((total, y), (exact_total, truth)), "sum": ((total,), (exact_total,)),
+                       "norm": ((y,), (truth,))}[used]  # fmt: skip
+    upstream = (of_sum, of_norm) if used == "both" else (of_sum if used == "sum" else of_norm,)
+    found = torch.autograd.grad(results, leaves, upstream, allow_unused=True)
+    known = torch.autograd.grad(truths, wide, [g.double() for g in upstream], allow_unused=True)
+    assert (found[2] is None) == (known[2] is None) == (used == "sum")
+    for value, exact in ((y, truth), *zip(found, known, strict=True)):
+        if exact is not None:
+            limit = torch.finfo(value.dtype).eps / 2 + (2e-6 if dtype != torch.float64 else 1e-13)
+            assert bool(((value.double() - exact).abs() <= limit * exact.abs().clamp(min=1.0) * 2).all())
+
+
 @pytest.mark.parametrize("ratio", [1e2, 1e3, 1e4])
 def test_a_large_mean_costs_its_own_rounding_only(ratio):
     """NUMERICS 7: E[x^2] - E[x]^2 is off by 6e-4 at 100, 5 % at 1000 and NaN at 1e4."""
