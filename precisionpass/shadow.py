@@ -45,7 +45,7 @@ class Shadow:
     ambient: Ambient = NOTHING_AROUND
 
 
-_ANCHOR_WORDS = ("softmax", "attention", "attn", "encoder_layer", "exp", "norm", "rsqrt", "sqrt", "pow")
+_ANCHOR_WORDS = ("softmax", "attention", "attn", "encoder_layer", "exp", "norm", "rsqrt", "sqrt", "pow", "std")
 
 
 def holds_anchor(module: fx.GraphModule) -> bool:

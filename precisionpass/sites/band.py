@@ -37,8 +37,9 @@ def _without(operation: Attention, position: int) -> Attention:
     found = _mask(operation, position)
     if found is None:
         return operation
-    others = [other for other in expression.reads(operation.score) if other != position]
-    if found.fill != -INFINITE and any(_may_leave_no_key(operation, other) for other in others):
+    covered = _under_a_finite_fill(operation.score, found.part)
+    others = [other for other in expression.reads(operation.score) if covered or other != position]
+    if (covered or found.fill != -INFINITE) and any(_may_leave_no_key(operation, other) for other in others):
         return operation  # what a row without a key comes to is a matter of the fills
     band = _band(operation, found.allowed, found.fill)
     if band is None:
@@ -72,13 +73,18 @@ def _mask(operation: Attention, position: int) -> _Mask | None:
     return None
 
 
+def _under_a_finite_fill(score: sympy.Expr, part: sympy.Basic) -> bool:
+    """Whether a mask further out puts finite numbers where this one may have put an infinity."""
+    return any(mask != part and mask.has(part) and -INFINITY not in mask.args for mask in score.atoms(Where))
+
+
 def _may_leave_no_key(operation: Attention, position: int) -> bool:
-    """Whether a read may exclude the key of a row's own position."""
+    """Whether a read may exclude the key of a row's own position, or the last key from a row that has none there."""
     if not may_exclude(operation.reads[position][0]):
         return False
     found = _mask(operation, position)
     bounds = None if found is None else _bounds(found.allowed)
-    return bounds is None or (bounds.low or 0) > 0 or (bounds.high is not None and bounds.high < 0)
+    return bounds is None or (bounds.low or 0) > 0 or not _every_row_lives(bounds, operation)
 
 
 def _added(score: sympy.Expr) -> list[sympy.Symbol]:

@@ -1,7 +1,8 @@
 """Means, mean squares and variances over dimensions of a row, in every spelling: what the norms are built from."""
 
+import math
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import fx
 from torch.ops import aten  # pyright: ignore[reportMissingImports]
@@ -10,10 +11,17 @@ from precisionpass import graph
 from precisionpass.sites.anchors import uncast
 from precisionpass.sites.scores import constant_of
 
+LENGTHS = {aten.linalg_vector_norm, aten.linalg_norm, aten.norm}
+_PAIRS = {aten.var_mean, aten.std_mean}
+_NOT_NEGATIVE = {aten.clamp, aten.clamp_min, aten.clip, aten.relu, aten.maximum}
+
 
 @dataclass(frozen=True)
 class Moment:
-    """A statistic of `of` over `dims`, kept as dimensions of size one."""
+    """A statistic of `of` over `dims`, as dimensions of size one.
+
+    In every function here `put_back` are the dimensions that a call further out gives back to a statistic without them.
+    """
 
     of: fx.Node
     dims: tuple[int, ...]
@@ -21,29 +29,54 @@ class Moment:
     biased: bool = True
 
 
-def mean(node) -> Moment | None:
-    """sum(x) / n or mean(x)."""
-    if isinstance(node, fx.Node) and graph.packet(node) is aten.mean:
-        dims = kept_dims(node)
-        return None if dims is None else Moment(uncast(node.args[0]), dims, frozenset({node}))
-    if isinstance(node, fx.Node) and graph.packet(node) is operator.getitem and node.args[1] == 1:
-        return _of_pair(node)
-    if isinstance(node, fx.Node) and graph.packet(node) is aten.div and graph.packet(node.args[0]) is aten.sum:  # type: ignore[arg-type]
-        total = node.args[0]
-        dims, count = kept_dims(total), constant_of(node.args[1])  # type: ignore[arg-type]
-        shape = graph.shape(uncast(total.args[0]))  # type: ignore[union-attr]
-        if dims is not None and len(dims) == 1 and count == shape[dims[0]]:
-            return Moment(uncast(total.args[0]), dims, frozenset({node, total}))  # type: ignore[union-attr]
-    return None
-
-
-def mean_square(node) -> Moment | None:
-    """mean(x * x), mean(x ** 2)."""
-    average = mean(node)
-    if average is None:
+def mean(node, put_back: tuple[int, ...] = ()) -> Moment | None:
+    """mean(x), sum(x) / n, sum(x) * (1 / n)."""
+    average = reduced(node, {aten.mean, *_PAIRS}, put_back, part=1)
+    if average is not None:
+        return average
+    total, interior, count = _divided(node)
+    found = reduced(total, {aten.sum}, put_back)
+    if found is None or not _counts(count, found):
         return None
-    squared = square(average.of)
-    return None if squared is None else Moment(squared, average.dims, average.interior | {average.of})
+    return replace(found, interior=found.interior | interior)
+
+
+def mean_square(node, put_back: tuple[int, ...] = ()) -> Moment | None:
+    """mean(x * x), sum(x ** 2) / n, |x| ** 2 / n. `of` is x."""
+    average = mean(node, put_back)
+    if average is not None:
+        return _of_squares(average)
+    total, interior, count = _divided(node)
+    found = square_sum(total, put_back)
+    if found is None or not _counts(count, found):
+        return None
+    return replace(found, interior=found.interior | interior)
+
+
+def square_sum(node, put_back: tuple[int, ...] = ()) -> Moment | None:
+    """sum(x * x), |x| ** 2, einsum("...d,...d->...", x, x). `of` is x."""
+    total = reduced(node, {aten.sum}, put_back)
+    if total is not None:
+        return _of_squares(total)
+    length = reduced(square(node), LENGTHS, put_back)
+    if length is not None:
+        return replace(length, interior=length.interior | {node})
+    return reduced(node, {aten.einsum}, put_back)
+
+
+def _of_squares(moment: Moment) -> Moment | None:
+    """The mean or sum of squares of what a mean or sum's values are the squares of."""
+    squared = square(moment.of)
+    return None if squared is None else replace(moment, of=squared, interior=moment.interior | {moment.of})
+
+
+def root_mean_square(node, put_back: tuple[int, ...] = ()) -> Moment | None:
+    """|x| / sqrt(n)."""
+    length, interior, count = _divided(node)
+    found = reduced(length, LENGTHS, put_back)
+    if found is None or not isinstance(count, int | float) or not _counts(count * count, found):
+        return None
+    return replace(found, interior=found.interior | interior)
 
 
 def square(node):
@@ -56,27 +89,33 @@ def square(node):
     return None
 
 
-def variance(node) -> Moment | None:
-    """var(x), var_mean(x)[0], mean((x - mean(x)) ** 2), mean(x ** 2) - mean(x) ** 2."""
+def variance(node, put_back: tuple[int, ...] = ()) -> Moment | None:
+    """var(x), var_mean(x)[0], mean((x - mean(x)) ** 2), mean(x ** 2) - mean(x) ** 2; kept from being negative."""
     if not isinstance(node, fx.Node):
         return None
     kind = graph.packet(node)
-    if kind is aten.var:
-        dims = kept_dims(node)
-        return None if dims is None else Moment(uncast(node.args[0]), dims, frozenset({node}), _biased(node))
-    if kind is operator.getitem and node.args[1] == 0:
-        return _of_pair(node)
+    if kind in _NOT_NEGATIVE and (kind is aten.relu or (len(node.args) == 2 and constant_of(node.args[1]) == 0)):
+        inside = variance(node.args[0], put_back)
+        return inside and replace(inside, interior=inside.interior | {node})
+    found = reduced(node, {aten.var, aten.var_mean}, put_back)
+    if found is not None:
+        return found
     if kind is aten.sub:
-        squares, centre = mean_square(node.args[0]), square(node.args[1])
-        average = mean(centre)
+        squares, centre = mean_square(node.args[0], put_back), square(node.args[1])
+        average = mean(centre, put_back)
         if squares and average and squares.of is average.of and squares.dims == average.dims:
             return Moment(squares.of, squares.dims, squares.interior | average.interior | {node, node.args[1]})  # type: ignore[operator]
         return None
-    squares = mean_square(node)
+    squares = mean_square(node, put_back)
     row = centred(squares.of) if squares else None
     if squares and row and row.dims == squares.dims:
         return Moment(row.of, row.dims, squares.interior | row.interior)
     return None
+
+
+def deviation(node, put_back: tuple[int, ...] = ()) -> Moment | None:
+    """std(x), std_mean(x)[0]."""
+    return reduced(node, {aten.std, aten.std_mean}, put_back)
 
 
 def centred(node) -> Moment | None:
@@ -93,25 +132,72 @@ def centred(node) -> Moment | None:
     return Moment(average.of, average.dims, average.interior | {node})
 
 
-def kept_dims(node: fx.Node) -> tuple[int, ...] | None:
-    """The reduced dimensions, ascending; None where they are not kept with size one or no dimension is named."""
+def reduced(node, kinds: set, put_back: tuple[int, ...] = (), part: int = 0) -> Moment | None:
+    """A reduction of one of these kinds whose dimensions stay with size one, or are put back later.
+
+    part: which of its results, if it has two.
+    """
+    interior, back = set(), list(put_back)
+    while isinstance(node, fx.Node) and graph.packet(node) is aten.unsqueeze:
+        interior.add(node)
+        back.append(int(node.args[1]) % len(graph.shape(node)))  # type: ignore[call-overload]
+        node = node.args[0]
+    if graph.packet(node) is operator.getitem and node.args[1] == part and graph.packet(node.args[0]) in _PAIRS:
+        interior.add(node)
+        node = node.args[0]
+    if not isinstance(node, fx.Node) or graph.packet(node) not in kinds:
+        return None
+    kept, dims = _dims(node)
+    if not dims or (back != [] if kept else tuple(reversed(back)) != dims):
+        return None
+    x = node.args[1][0] if graph.packet(node) is aten.einsum else node.args[0]  # type: ignore[index]
+    return Moment(uncast(x), dims, frozenset(interior | {node}), _biased(node))
+
+
+def _dims(node: fx.Node) -> tuple[bool, tuple[int, ...]]:
+    """(whether they are kept with size one, the reduced dimensions, ascending); none where no one can be named."""
+    if graph.packet(node) is aten.einsum:
+        return False, _einsum_dims(*node.args[:2])
     named = graph.arguments(node)
     dims = named.get("dim")
     dims = [dims] if isinstance(dims, int) else dims
-    if not isinstance(dims, list | tuple) or not dims or not named.get("keepdim"):
-        return None
+    if not isinstance(dims, list | tuple) or named.get("p", named.get("ord")) not in (None, 2):
+        return False, ()
+    if graph.packet(node) is aten.linalg_norm and len(dims) != 1:
+        return False, ()  # of two dimensions it is a norm of matrices
     rank = len(graph.shape(node.args[0]))  # type: ignore[arg-type]
-    return tuple(sorted(int(d) % rank for d in dims))
+    return bool(named.get("keepdim")), tuple(sorted(int(d) % rank for d in dims))
 
 
-def _of_pair(node: fx.Node) -> Moment | None:
-    pair = node.args[0]
-    if not isinstance(pair, fx.Node) or graph.packet(pair) is not aten.var_mean:
-        return None
-    dims = kept_dims(pair)
-    return None if dims is None else Moment(uncast(pair.args[0]), dims, frozenset({node, pair}), _biased(pair))
+def _einsum_dims(equation, operands) -> tuple[int, ...]:
+    """The last dimension, where a tensor is multiplied with itself and summed over it."""
+    left, _, rest = str(equation).replace(" ", "").partition(",")
+    right, _, out = rest.partition("->")
+    same = len(operands) == 2 and uncast(operands[0]) is uncast(operands[1]) and left == right
+    return (len(graph.shape(operands[0])) - 1,) if same and left[-1:].isalpha() and out == left[:-1] else ()
+
+
+def _divided(node) -> tuple[object, frozenset[fx.Node], object]:
+    """(total, the division, count) of total / count or total * (1 / count)."""
+    kind = graph.packet(node)
+    if kind not in (aten.div, aten.mul):
+        return None, frozenset(), None
+    for total, number in (node.args[:2], node.args[1::-1]):
+        value = constant_of(number)
+        if value and (kind is aten.mul or total is node.args[0]):
+            return total, frozenset({node}), value if kind is aten.div else 1 / value
+    return None, frozenset(), None
+
+
+def _counts(count, moment: Moment) -> bool:
+    """Whether a number is how many elements the statistic is of."""
+    sizes = [graph.shape(moment.of)[d] for d in moment.dims]
+    plain = all(isinstance(size, int) for size in sizes) and isinstance(count, int | float)
+    return plain and math.isclose(count, math.prod(sizes), rel_tol=1e-6)
 
 
 def _biased(node: fx.Node) -> bool:
+    if graph.packet(node) not in {aten.var, aten.std, *_PAIRS}:
+        return True
     named = graph.arguments(node)
     return named.get("unbiased") is False or named.get("correction", 1) == 0

@@ -1,8 +1,7 @@
 """LayerNorm and RMSNorm, called by name or written out: c / sqrt(statistic + eps), then a weight, then a bias."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import fx
@@ -14,96 +13,33 @@ from precisionpass.sites.anchors import CASTS, casts_between, uncast
 from precisionpass.sites.describe import short
 from precisionpass.sites.legality import check_not_mutated, outside_users, users_that_count
 from precisionpass.sites.moments import Moment
+from precisionpass.sites.roots import Normalised, normalised
 from precisionpass.sites.scores import constant_of
 from precisionpass.sites.site import NearMiss, Refused, Rowwise, Site
 
-_ROOTS = {aten.rsqrt: -0.5, aten.sqrt: 0.5}
 
-
-@dataclass(frozen=True)
-class Normalised:
-    """A row times 1 / sqrt(statistic + eps): `row` is x itself or x minus its mean."""
-
-    output: fx.Node
-    row: fx.Node
-    statistic: fx.Node
-    eps: object
-    interior: frozenset[fx.Node]
-
-
-def normalised(node: fx.Node) -> Normalised | None:
-    """row * rsqrt(v + eps), row / sqrt(v + eps), row * (v + eps) ** -0.5, rsqrt(v) with no eps."""
-    kind = graph.packet(node)
-    if kind not in (aten.mul, aten.div) or not graph.is_tensor(node):
-        return None
-    for row, other in (node.args[:2], node.args[1::-1]):
-        if kind is aten.div and row is not node.args[0]:
-            continue
-        root, ones = _without_one(uncast(other))
-        if not graph.is_tensor(root) or not graph.is_tensor(row):
-            continue
-        inside, exponent, between = _root(root)
-        if exponent != (0.5 if kind is aten.div else -0.5):
-            continue
-        statistic, eps = _without_eps(inside)
-        interior = {node, *between, *ones, *casts_between(other, uncast(other)), *casts_between(inside, uncast(inside))}
-        if eps != 0:
-            interior |= {uncast(inside), *casts_between(statistic, uncast(statistic))}
-        return Normalised(node, row, uncast(statistic), eps, frozenset(interior))
-    return None
-
-
-def _without_one(node):
-    """(the node behind a multiplication with one, as `1 / x` has it, what was passed)"""
-    if isinstance(node, fx.Node) and graph.packet(node) is aten.mul and constant_of(node.args[1]) == 1:
-        return node.args[0], {node}
-    return node, set()
-
-
-def _root(node: fx.Node):
-    """(what the root is taken of, its exponent, the nodes in between)"""
-    kind = graph.packet(node)
-    if kind in _ROOTS:
-        return node.args[0], _ROOTS[kind], {node}
-    if kind is aten.pow and constant_of(node.args[1]) in (-0.5, 0.5):
-        return node.args[0], constant_of(node.args[1]), {node}
-    if kind is aten.reciprocal or (kind is aten.div and constant_of(node.args[0]) == 1):
-        root = uncast(node.args[0] if kind is aten.reciprocal else node.args[1])
-        if isinstance(root, fx.Node) and graph.packet(root) is aten.sqrt:
-            return root.args[0], -0.5, {node, root}
-    return None, None, set()
-
-
-def _without_eps(node):
-    bare = uncast(node)
-    if isinstance(bare, fx.Node) and graph.packet(bare) is aten.add:
-        for statistic, eps in (bare.args[:2], bare.args[1::-1]):
-            value = constant_of(eps)
-            if value is None and isinstance(eps, fx.Node) and isinstance(graph.value(eps), torch.SymFloat):
-                value = eps
-            if value is not None and graph.is_tensor(statistic):
-                return statistic, value
-    return node, 0.0
-
-
-def find_norms(nodes: tuple[fx.Node, ...], writes: tuple[fx.Node, ...]) -> Iterator[Site | NearMiss]:
+def find_norms(nodes: tuple[fx.Node, ...], writes: tuple[fx.Node, ...]) -> list[Site | NearMiss]:
     """Every LayerNorm and RMSNorm among the shadow's nodes; near misses with their reasons."""
-    for node in nodes:
-        kind = graph.packet(node)
-        if kind in (aten.layer_norm, aten.rms_norm):
-            yield _called(node)
-            continue
-        found = normalised(node)
-        if found is None:
-            continue
+    found = [item for node in nodes if (item := _norm(node, writes)) is not None]
+    inside = {node for site in found if isinstance(site, Site) for node in site.interior}
+    return [item for item in found if isinstance(item, Site) or item.anchor not in inside]
+
+
+def _norm(node: fx.Node, writes: tuple[fx.Node, ...]) -> Site | NearMiss | None:
+    """The norm whose last call, but for a weight and a bias, is this one. The first reason of several counts."""
+    if graph.packet(node) in (aten.layer_norm, aten.rms_norm):
+        return _called(node)
+    miss = None
+    for found in normalised(node):
         try:
             site = _written_out(found, writes)
-            if site is not None:
-                yield site
         except Refused as refusal:
-            yield NearMiss(
-                "layer_norm" if moments.variance(found.statistic) else "rms_norm", refusal.reason, node, refusal.detail
-            )
+            kind = "layer_norm" if _statistics_of(found)[0] else "rms_norm"
+            miss = miss or NearMiss(kind, refusal.reason, node, refusal.detail)
+            continue
+        if site is not None:
+            return site
+    return miss
 
 
 def _called(node: fx.Node) -> Site:
@@ -118,12 +54,23 @@ def _called(node: fx.Node) -> Site:
     return _site(kind, operation, frozenset({node}), at_least_fp32(graph.dtype(x)))
 
 
+def _statistics_of(found: Normalised) -> tuple[Moment | None, Moment | None]:
+    """(the variance, the mean square) that the root is of; one of them at most of a plain row."""
+    root = found.root
+    if root.is_statistic:
+        return moments.deviation(root.statistic, root.put_back), moments.root_mean_square(root.statistic, root.put_back)
+    return moments.variance(root.statistic, root.put_back), moments.mean_square(root.statistic, root.put_back)
+
+
 def _written_out(found: Normalised, writes: tuple[fx.Node, ...]) -> Site | None:
-    row = uncast(found.row)
-    variance, squares = moments.variance(found.statistic), moments.mean_square(found.statistic)
-    centre = moments.centred(row)
+    variance, squares = _statistics_of(found)
     if variance is None and squares is None:
+        length = moments.square_sum(found.root.statistic, found.root.put_back)
+        if length is not None and length.of is uncast(found.row):
+            raise Refused("l2_normalise")
         return None
+    row, weight, inside = _without_weight(found, variance, squares)
+    centre = moments.centred(row)
     if centre is not None and variance is not None:
         kind, moment = "layer_norm", _of_layer_norm(centre, variance)
     elif variance is not None:
@@ -133,24 +80,45 @@ def _written_out(found: Normalised, writes: tuple[fx.Node, ...]) -> Site | None:
         kind, moment = "rms_norm", squares
         if centre is not None and centre.dims != squares.dims:
             raise Refused("axes_differ")
-        if uncast(squares.of) is not row:
-            partial = graph.packet(uncast(squares.of)) is aten.slice and uncast(squares.of).args[0] is row
+        if squares.of is not row:
+            partial = graph.packet(squares.of) is aten.slice and squares.of.args[0] is row
             raise Refused("partial_norm" if partial else "other_tensor")
+    if found.root.outside:
+        raise Refused("eps_outside_root")
     rank = len(graph.shape(found.output))
     if moment.dims != tuple(range(rank - len(moment.dims), rank)) and len(moment.dims) != 1:
         raise Refused("axes_differ", "the normalised dimensions are neither the last ones nor a single one")
-    x = uncast(moment.of)
+    x = moment.of
     if _is_group_of(x, moment.dims):
         raise Refused("group_norm")
-    interior = found.interior | moment.interior | casts_between(found.row, row) | _casts_inside(moment, x)
-    operation = Rowwise(x, found.output, moment.dims, eps=found.eps)
+    interior = found.root.interior | inside | moment.interior | _casts_inside(moment, x)
+    operation = Rowwise(x, found.output, moment.dims, eps=found.root.eps)
+    if weight is not None:
+        weight, offset = _weight(weight, operation, kind == "rms_norm")
+        if weight is None:
+            raise Refused("other_tensor", "the weight is not one of the normalised dimensions")
+        operation = replace(operation, weight=weight, weight_offset=offset)
     operation, interior = _with_affine(operation, interior, kind == "rms_norm")
     interior = _without_shared_casts(frozenset(interior - {x}), operation.output)
     check_not_mutated(writes, [x], interior)
-    site = _site(kind, operation, interior, _statistics(found))
+    site = _site(kind, operation, interior, graph.dtype(found.root.statistic))  # type: ignore[arg-type]
     if any(outside_users(node, interior) or "used" in node.meta for node in interior - {operation.output}):
         return replace(site, notes=("the statistics are used elsewhere too and stay for that",))
     return site
+
+
+def _without_weight(found: Normalised, variance: Moment | None, squares: Moment | None):
+    """(the row, its weight, the calls in between): the weight may be multiplied into the row or the inverse root."""
+    row = uncast(found.row)
+    inside = casts_between(found.row, row)
+    if found.weight is None and graph.packet(row) is aten.mul:
+        for side, weight in (row.args[:2], row.args[1::-1]):
+            bare = uncast(side)
+            centre = moments.centred(bare)
+            own = (squares and squares.of is bare) or (variance and centre and centre.of is variance.of)
+            if own and graph.is_tensor(weight):
+                return bare, weight, inside | {row} | casts_between(side, bare)
+    return row, found.weight, inside
 
 
 def _is_group_of(x: fx.Node, dims: tuple[int, ...]) -> bool:
@@ -194,27 +162,26 @@ def _with_affine(operation: Rowwise, interior, rms: bool):
         if ahead is None or graph.packet(ahead) is not kind:
             continue
         other = ahead.args[1] if ahead.args[0] in (operation.output, *casts) else ahead.args[0]
-        offset = 0.0
-        bare = uncast(other)
-        if (
-            kind is aten.mul
-            and rms
-            and graph.is_tensor(bare)
-            and graph.packet(bare) is aten.add
-            and constant_of(bare.args[1]) == 1
-        ):
-            offset, other = 1.0, bare.args[0]
-        if not graph.is_tensor(other) or not _is_row_shaped(uncast(other), operation):
+        weight, offset = _weight(other, operation, rms and kind is aten.mul)
+        if weight is None or (kind is aten.mul and operation.weight is not None):
             continue
         if kind is aten.mul:
-            operation = replace(operation, output=ahead, weight=uncast(other), weight_offset=offset)
+            operation = replace(operation, output=ahead, weight=weight, weight_offset=offset)
         else:
-            operation = replace(operation, output=ahead, bias=uncast(other))
+            operation = replace(operation, output=ahead, bias=weight)
         interior = interior | {ahead, *casts}
     ahead, casts = _next(operation.output)
     if ahead is None and casts:
         operation, interior = replace(operation, output=casts[-1]), interior | set(casts)
     return operation, interior
+
+
+def _weight(node, operation: Rowwise, may_count_from_one: bool) -> tuple[fx.Node | None, float]:
+    """(a tensor of the normalised shape or None, what is added to it: 0, or 1 where 1 + weight stands)"""
+    offset, bare = 0.0, uncast(node)
+    if may_count_from_one and graph.packet(bare) is aten.add and constant_of(bare.args[1]) == 1:
+        offset, bare = 1.0, uncast(bare.args[0])
+    return (bare, offset) if graph.is_tensor(bare) and _is_row_shaped(bare, operation) else (None, 0.0)  # type: ignore[return-value]
 
 
 def _next(node: fx.Node) -> tuple[fx.Node | None, list[fx.Node]]:
@@ -240,10 +207,6 @@ def _is_row_shaped(node: fx.Node, operation: Rowwise) -> bool:
         and len(shape) == len(expected)
         and all(graph.same_size(a, b) for a, b in zip(shape, expected, strict=True))
     )
-
-
-def _statistics(found: Normalised) -> torch.dtype:
-    return graph.dtype(found.statistic)
 
 
 def at_least_fp32(dtype: torch.dtype) -> torch.dtype:

@@ -98,3 +98,18 @@ def test_scores_of_any_memory_layout_under_grouped_heads():
     mask = (torch.rand(5, 7, 2, 2, 2) > 0.7).permute(4, 3, 2, 1, 0)
     report = against_eager(call, (q, k, v, mask))
     assert counts(report) == {"attention": 1}
+
+
+@pytest.mark.parametrize("mask_shape", [(1, 2, 3), (1, 1, 2, 1)])
+def test_a_finite_fill_over_a_causal_mask(mask_shape):
+    """What it fills last is -1e4 and no longer -inf: a row that it fills whole sees every key, later ones as well."""
+
+    def call(q, k, v, mask):
+        scores = (q @ k.mT).masked_fill(torch.ones(2, 3, dtype=torch.bool).triu(1), -math.inf)
+        return scores.masked_fill(~mask, -1e4).softmax(-1) @ v
+
+    mask = torch.ones(mask_shape, dtype=torch.bool)
+    mask[..., 0, :] = False
+    inputs = [torch.randn(1, 1, n, 4, requires_grad=True) for n in (2, 3, 3)]
+    report = against_eager(call, (*inputs, mask), rewritten={"attention": 1})
+    assert not report.sites[0].facts["causal"]
