@@ -25,7 +25,12 @@ from torch._inductor.compile_fx import compile_fx
 
 from precisionpass import cache, pipeline
 from precisionpass.capture import module_names
-from precisionpass.complaints import complain_of_refused, complain_of_unexpected, complain_of_unmatched
+from precisionpass.complaints import (
+    complain_of_missing_fp8,
+    complain_of_refused,
+    complain_of_unexpected,
+    complain_of_unmatched,
+)
 from precisionpass.errors import PrecisionPassError
 from precisionpass.extensions import NONE, Extensions
 from precisionpass.review.expectations import with_rules
@@ -73,6 +78,7 @@ class Backend:
         with LOCK:
             report = pipeline.run(module, self.rules, module_names(self.model), training, guarded, self.own)
         complain_of_refused(report, self.rules)
+        complain_of_missing_fp8(report)
         self.reports.append(report)
         tell(report, len(self.reports) - 1)
         self._note_recompiles()

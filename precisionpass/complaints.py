@@ -22,6 +22,14 @@ def complain_of_refused(report: Report, rules: RuleSet) -> None:
     log.warning("%s, the first at %s: %s", what, first.module or first.source, first.message)
 
 
+def complain_of_missing_fp8(report: Report) -> None:
+    """Of sites that a rule wants in FP8 and that are not (on_missing_fp8: bf16); no rule makes it quiet."""
+    found = [site for site in report.sites if site.reason == "without_fp8"]
+    if found:
+        first = found[0].module or found[0].source
+        log.warning("%d site(s) without the FP8 of a rule, as this device has none; the first at %s", len(found), first)
+
+
 def complain_of_unmatched(report: Report, rules: RuleSet) -> None:
     """Of rules without a site (on_unmatched). For a report of every graph."""
     if not report.unused_rules or rules.on_unmatched == "keep":

@@ -7,6 +7,7 @@ import torch
 
 from precisionpass import graph
 from precisionpass.capture import Captured
+from precisionpass.numerics.fp8 import has_fp8
 from precisionpass.origin import Origin
 from precisionpass.rules import MissingFact, Resolved, RuleSet, Setting
 from precisionpass.rules.own import is_own
@@ -26,6 +27,9 @@ MESSAGES = {
     "unsupported_dtype": "the op computes bf16, fp16, fp32 and fp64 only",
     "no_kernel": "a rule says implementation: triton, and there is no kernel for this device or dtype",
     "probabilities_wanted": "the probabilities are used elsewhere, and a rule says probabilities: never",
+    "no_fp8": "a rule asks for FP8 products, this device has none, and the rule says on_missing_fp8: refuse",
+    "without_fp8": "rewritten without the FP8 products that a rule asks for: this device has none",
+    "fp8_of_32_bits": "a rule asks for FP8 products, and the model computes this attention in 32 bits or more",
     "shift_too_large": "row_max_shift goes further than numbers of this dtype reach",
     "action_refuses": "the action of the rule does not compute this site",
     "cannot_be_placed": "the new call cannot be placed in the graph",
@@ -104,9 +108,12 @@ def _decide(captured: Captured, site: Site, rules: RuleSet) -> Decision:
         action, reason = "refused", "contradiction"
     chosen = resolved.settings.get("implementation")
     rule = chosen.rule if chosen else resolved.rules[0] if resolved.rules else ""
+    values = resolved.values()
+    if reason == "without_fp8":
+        values = values | {"matmul": None}
     return Decision(
         site, origin, captured.name, action, reason, MESSAGES[reason] + (f": {detail}" if detail else ""), rule,
-        resolved.values(), _in_force(action, reason, resolved), resolved.rules, " and ".join(conditions),
+        values, _in_force(action, reason, resolved), resolved.rules, " and ".join(conditions),
     )  # fmt: skip
 
 
@@ -117,6 +124,8 @@ _KEPT_FOR = {"rule_keeps": "implementation", "already_satisfied": "statistics"}
 def _in_force(action: str, reason: str, resolved: Resolved) -> dict[str, Setting]:
     """The settings that rules set and that count at this site."""
     only = "implementation" if is_own(resolved.value("implementation")) else ""
+    if reason == "without_fp8":
+        return {name: setting for name, setting in resolved.settings.items() if name != "matmul"}
     if action == "kept":
         only = _KEPT_FOR.get(reason, "none")
     return {name: setting for name, setting in resolved.settings.items() if only in ("", name)}
@@ -156,7 +165,17 @@ def _action(site: Site, resolved) -> tuple[str, str]:
             return "refused", "unsupported_dtype"
         if site.operation.probabilities and resolved.value("probabilities") == "never":
             return "refused", "probabilities_wanted"
+        if resolved.value("matmul"):
+            return _with_fp8(site, resolved)
     return "rewritten", "rewritten"
+
+
+def _with_fp8(site: Site, resolved) -> tuple[str, str]:
+    if site.facts["dtype"] not in ("bf16", "fp16"):
+        return "refused", "fp8_of_32_bits"
+    if resolved.value("implementation") == "reference" or has_fp8(site.facts["device"]):
+        return "rewritten", "rewritten"
+    return ("refused", "no_fp8") if resolved.value("on_missing_fp8") == "refuse" else ("rewritten", "without_fp8")
 
 
 def _has_kernel(site: Site) -> bool:

@@ -14,8 +14,8 @@ from precisionpass.decide import MESSAGES
 from precisionpass.rules.codes import CODES
 from precisionpass.rules.facts import FACTS
 from precisionpass.rules.model import Expect, Match, Rule, RulesFile
-from precisionpass.rules.not_yet import NOT_YET_PRESETS, NOT_YET_SETTINGS, NOT_YET_VALUES
-from precisionpass.rules.settings import OPS, Apply, GradClip, LogitClip, RowMaxShift, belongs_to
+from precisionpass.rules.not_yet import NOT_YET_PRESETS, NOT_YET_PRODUCTS, NOT_YET_SETTINGS, NOT_YET_VALUES
+from precisionpass.rules.settings import OPS, Apply, GradClip, LogitClip, MatMul, RowMaxShift, belongs_to
 from precisionpass.sites.site import REASONS
 
 ROOT = Path(__file__).parents[1]
@@ -78,6 +78,7 @@ def kinds(ops: tuple[str, ...]) -> str:
     return "all" if set(ops) == set(OPS) else ", ".join(ops)
 
 
+GROUPS = {"matmul": MatMul, "row_max_shift": RowMaxShift, "logit_clip": LogitClip, "grad_clip": GradClip}
 KEYS = ("key", "what may be written", "default", "meaning")
 TABLES = {
     "file": table(KEYS, fields(RulesFile)),
@@ -97,12 +98,13 @@ TABLES = {
     ),
     "groups": "\n".join(
         f"`{name}`: {(group.__doc__ or '').strip().splitlines()[0]}\n\n{table(KEYS, fields(group))}"
-        for name, group in {"row_max_shift": RowMaxShift, "logit_clip": LogitClip, "grad_clip": GradClip}.items()
+        for name, group in GROUPS.items()
     ),
     "not_yet": table(
         ("setting or value", "what it will do, or what to write today"),
         [
             *([f"`{name}`", what] for name, what in NOT_YET_SETTINGS.items()),
+            *([f"`matmul: {name}`", what] for name, what in NOT_YET_PRODUCTS.items()),
             *([f"`{name}: {value}`", what] for (name, value), what in NOT_YET_VALUES.items()),
             *([f"`extends: {name}`", why] for name, why in NOT_YET_PRESETS.items()),
         ],
@@ -122,7 +124,7 @@ def test_the_tables_are_those_of_the_code(request):
 
 
 def test_everything_that_can_be_written_has_its_meaning():
-    models = (Apply, Match, Rule, RulesFile, Expect, RowMaxShift, LogitClip, GradClip)
+    models = (Apply, Match, Rule, RulesFile, Expect, *GROUPS.values())
     assert not [row[0] for model in models for row in fields(model) if len(row[3]) < 10]
 
 

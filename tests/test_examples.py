@@ -16,6 +16,7 @@ ARGUMENTS = {
     "03_own_rules.py": [],
     "05_what_changed.py": [],
     "06_one_site.py": [],
+    "07_fp8_attention.py": [],
     "04_own_site.py": [],
 }
 SAID = {
@@ -31,6 +32,7 @@ SAID = {
         "exit status for CI: 1",
     ],
     "06_one_site.py": ["def old(", "torch.ops.precisionpass.attention", "gradient of k_embed", "error "],
+    "07_fp8_attention.py": ["refused, a rule asks for FP8 products", "FP8, scale by head"],
     "03_own_rules.py": ["own_rules.yaml: good", "kept by rule first-layer-as-it-is", "'transformer.h.0.attn': 'kept'"],
 }
 

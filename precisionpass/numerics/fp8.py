@@ -27,6 +27,18 @@ PROBABILITY_SCALE = {torch.float8_e4m3fn: 2.0**8, torch.float8_e5m2: 2.0**15}
 """P lies in 0..1 and is multiplied by this before rounding, so that a diffuse row is not flushed to zero."""
 
 
+OLDEST = (8, 9)
+"""The first compute capability of NVIDIA's with FP8 products (Ada); Hopper is 9.0."""
+
+
+def has_fp8(device: str) -> bool:
+    """Whether the tensor cores of "cuda" multiply FP8 as it is meant here; True for "meta", which stands for one that
+    does. AMD's are not asked for: the FP8 of CDNA 3 has other numbers."""
+    if device != "cuda":
+        return device == "meta"
+    return torch.version.hip is None and torch.cuda.is_available() and torch.cuda.get_device_capability() >= OLDEST
+
+
 class Products(NamedTuple):
     """Which products of attention are FP8, as dtypes (None: the input's format), and what has its own scale."""
 

@@ -13,7 +13,11 @@ ADVICE = {
     "probabilities_wanted": "call the model without attention weights (output_attentions=False), or write "
     "probabilities: same.",
     "no_kernel": "write implementation: auto, or run the model on a GPU, in BF16, FP16 or FP32.",
-    "shift_too_large": "lower the limit of row_max_shift; 8 fits every dtype.",
+    "no_fp8": "run it on a GPU with FP8, or write on_missing_fp8: bf16; implementation: reference computes it "
+    "anywhere, slowly.",
+    "without_fp8": "run it on a GPU with FP8, or take matmul out of the rule: it is rewritten without.",
+    "fp8_of_32_bits": "compute this site in BF16 or FP16, or add where: dtype in (bf16, fp16) to the rule.",
+    "shift_too_large": "lower the limit of row_max_shift; 8 fits every dtype, 2 a P in FP8.",
     "action_refuses": "let the action compute this site, or the rule match fewer.",
     "cannot_be_placed": "compute the tensor named before the scores; and please report it, with this review.",
     # near misses of attention

@@ -72,7 +72,8 @@ def _results(
         output = _by_action(decision, operation, writer, actions, [q, k, v], inputs)
     else:
         inputs |= settings(decision, operation)
-        if dtype in _SIXTEEN_BIT and gradients and decision.values["delta"] == "residual":
+        residual = decision.values["delta"] == "residual" and not decision.values["matmul"]
+        if dtype in _SIXTEEN_BIT and gradients and residual:
             inputs["save_residual"] = True
         call = writer.call(torch.ops.precisionpass.attention.default, q, k, v, **inputs)
         output = writer.call(operator.getitem, call, 0)
@@ -116,10 +117,15 @@ def settings(decision: Decision, operation: Attention) -> dict[str, object]:
     chosen["dead_rows"] = same if values["dead_rows"] == "same" else values["dead_rows"]
     if values["row_max_shift"]:
         shift, dtype = values["row_max_shift"], attention_dtype(operation)
-        most = shift_limit(dtype, fp8=False)
+        in_fp8 = bool(values["matmul"]) and values["matmul"]["pv"] != "same"
+        most = shift_limit(dtype, in_fp8)
         if shift["limit"] > most:
-            raise ShiftTooLarge(f"limit {shift['limit']:g}, and {short(dtype)} has room for {most:g}")
+            room = "a P in FP8" if in_fp8 else short(dtype)
+            raise ShiftTooLarge(f"limit {shift['limit']:g}, and {room} has room for {most:g}")
         chosen["row_max_shift"] = [float(shift["beta"]), float(shift["limit"]), float(shift["tolerance"])]
+    if values["matmul"]:
+        named = {name: values["matmul"][name] for name in ("qk", "pv", "scale")}
+        chosen["matmul"] = " ".join(f"{name}={value}" for name, value in named.items() if value != "same")
     if values["logit_clip"]:
         chosen |= {"logit_clip": values["logit_clip"]["kind"], "logit_clip_max": float(values["logit_clip"]["max"])}
     if values["output_clip"]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 # name -> what it will do
 NOT_YET_SETTINGS = {
     "autotune": "measuring launch parameters instead of taking them from a table",
-    "matmul": "the format of each matrix product",
-    "on_missing_fp8": "what to do where the device has no FP8",
     "kv_cache": "the format of cached keys and values",
     "budget": "refusing a site whose measured error is above a limit",
     "mask_dtype": "the dtype a mask is added in, now always that of the scores, FP32 or FP64",
@@ -14,10 +12,20 @@ NOT_YET_SETTINGS = {
     "hooks": "calling functions of yours at a site",
     "escalate": "changing settings when a monitor fires",
 }
+# products of matmul -> what they are
+NOT_YET_PRODUCTS = {
+    "dp": "FP8 in dO V^T of the backward",
+    "dv": "FP8 in P^T dO of the backward",
+    "dq": "FP8 in dS K of the backward",
+    "dk": "FP8 in dS^T Q of the backward",
+    "forward": "FP8 in the forward of a linear layer",
+    "backward": "FP8 in the backward of a linear layer",
+}
 # (setting, value) -> what to write instead, until it is there.
 NOT_YET_VALUES = {
     ("op", "linear"): "linear layers stay as they are",
+    ("recipe", "delayed"): 'write "current"',
     ("implementation", "hopper"): 'write "auto" or "triton"',
 }
 # preset -> why it cannot be used
-NOT_YET_PRESETS = dict.fromkeys(("fp8-attention", "fp8-linear"), "FP8 has not landed")
+NOT_YET_PRESETS = {"fp8-linear": "linear layers in FP8 have not landed"}

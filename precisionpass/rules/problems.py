@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from precisionpass.errors import RulesProblem
 from precisionpass.rules.nearest import advice, did_you_mean, shown
-from precisionpass.rules.not_yet import NOT_YET_SETTINGS, NOT_YET_VALUES
+from precisionpass.rules.not_yet import NOT_YET_PRODUCTS, NOT_YET_SETTINGS, NOT_YET_VALUES
 
 Path = tuple[str | int, ...]
 
@@ -91,8 +91,9 @@ def _finding(one: Any, model: type[BaseModel], data: Any, owner: str) -> Finding
 def _unknown_key(path: Path, model: type[BaseModel], owner: str) -> Finding:
     key = str(path[-1])
     known = _keys_at(model, path[:-1])
-    if key in NOT_YET_SETTINGS and "implementation" in known:
-        message = f'setting "{key}"{owner} ({NOT_YET_SETTINGS[key]}) is not in this version; remove it'
+    planned = NOT_YET_SETTINGS if "implementation" in known else NOT_YET_PRODUCTS if "qk" in known else {}
+    if key in planned:
+        message = f'setting "{key}"{owner} ({planned[key]}) is not in this version; remove it'
         return Finding("PP107", message, path, at_key=True)
     hint = did_you_mean(key, known) or f"the keys are {', '.join(known)}"
     return Finding("PP103", f"unknown key {shown(key)}{owner}; {hint}", path, at_key=True)

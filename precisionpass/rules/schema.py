@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from precisionpass.rules.model import RulesFile
-from precisionpass.rules.not_yet import NOT_YET_SETTINGS
+from precisionpass.rules.not_yet import NOT_YET_PRODUCTS, NOT_YET_SETTINGS
 
 
 def schema_text() -> str:
@@ -14,8 +14,9 @@ def schema_text() -> str:
     schema = RulesFile.model_json_schema(by_alias=True)
     definitions = {name: _tidy(part) for name, part in schema.pop("$defs").items()}
     # An editor marks what this version refuses, and shows what it will be.
-    for name, what in NOT_YET_SETTINGS.items():
-        definitions["Apply"]["properties"][name] = {"description": f"Not in this version: {what}.", "not": {}}
+    for group, planned in (("Apply", NOT_YET_SETTINGS), ("MatMul", NOT_YET_PRODUCTS)):
+        for name, what in planned.items():
+            definitions[group]["properties"][name] = {"description": f"Not in this version: {what}.", "not": {}}
     title = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "precisionpass rules"}
     return json.dumps(title | _tidy(schema) | {"$defs": definitions}, indent=2, ensure_ascii=False) + "\n"
 

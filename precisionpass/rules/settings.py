@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, WrapValidator
+from pydantic import BeforeValidator, Field, WithJsonSchema, WrapValidator, model_validator
+from pydantic_core import PydanticCustomError
 
 from precisionpass.rules.checked import Checked
 from precisionpass.rules.own import is_own, own_or, schema_of
@@ -67,6 +68,35 @@ class GradClip(Checked):
     )
 
 
+Product = Literal["same", "fp8_e4m3", "fp8_e5m2"]
+
+
+class MatMul(Checked):
+    """The formats of the two products of attention in the forward; the backward is that of the model's own format."""
+
+    qk: Product = Field(
+        default="same",
+        description="Q K^T. same: the model's format. fp8_e4m3: three bits after the point, up to 448. fp8_e5m2: two, "
+        "up to 57344.",
+    )
+    pv: Product = Field(default="same", description="P V, with a P that is scaled before it is rounded.")
+    scale: Literal["tensor", "head", "row", "block"] = Field(
+        default="head",
+        description="What has a scale of its own: the tensor, a head of a sequence, a row of q and k and a column of "
+        "v, or 128 rows of a head.",
+    )
+    recipe: Literal["current"] = Field(
+        default="current", description="What scales are made of. current: the largest magnitude of the tensor at hand."
+    )
+
+    @model_validator(mode="after")
+    def _asks_for_something(self) -> MatMul:
+        if self.qk == self.pv == "same":
+            message = "matmul sets no product: qk, pv or both"
+            raise PydanticCustomError("PP106", "{message}", {"message": message, "at": ()})
+        return self
+
+
 class Apply(Checked):
     """What to do at the sites a rule matches."""
 
@@ -101,6 +131,14 @@ class Apply(Checked):
         default="residual",
         description="How the backward gets rowsum(dO * O). residual: from the output and one saved byte per element. "
         "recompute: rowsum(P * dP) / rowsum(P), no memory, one more pass. output: from the rounded output, biased.",
+    )
+    matmul: Annotated[MatMul | None, OffIsNone] = Field(
+        default=None, description="Products in FP8; off: in the model's format.", json_schema_extra=_or_off
+    )
+    on_missing_fp8: Literal["refuse", "bf16"] = Field(
+        default="refuse",
+        description="Where the device has no FP8. refuse: the site is refused. bf16: its products stay in BF16 or "
+        "FP16, with a warning. implementation: reference computes FP8 anywhere, slowly.",
     )
     row_max_shift: Annotated[RowMaxShift | None, OffIsNone] = Field(
         default=None, description="The bounded shift of a repeated row maximum; off: none.", json_schema_extra=_or_off
@@ -138,6 +176,8 @@ _ONLY: dict[str, tuple[str, ...]] = dict.fromkeys(
     (
         "normaliser",
         "delta",
+        "matmul",
+        "on_missing_fp8",
         "row_max_shift",
         "logit_clip",
         "output_clip",
@@ -152,7 +192,7 @@ _ONLY_VALUES = {
     ("lowering", "inline"): _ROWWISE,
     ("statistics", "float64"): _ROWWISE,
 }
-_NEVER_NUMERIC = {"implementation", "lowering", "deterministic", "probabilities"}
+_NEVER_NUMERIC = {"implementation", "lowering", "deterministic", "probabilities", "on_missing_fp8"}
 
 
 def belongs_to(setting: str, value: Any = None) -> tuple[str, ...]:
@@ -200,6 +240,11 @@ _TOGETHER = (
         ("row_max_shift", None),
         ("normaliser", ("float32",)),
         'row_max_shift needs normaliser "rounded": a shift with "{}" biases every output',
+    ),
+    (
+        ("matmul", None),
+        ("delta", ("output",)),
+        'matmul needs delta "residual" or "recompute": "{}" takes the errors of FP8 into every gradient',
     ),
     (
         ("implementation", "reference"),

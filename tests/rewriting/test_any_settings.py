@@ -23,6 +23,8 @@ CHOICES = {
     "prescale": [True, False],
     "normaliser": ["rounded", "float32"],
     "delta": ["residual", "recompute", "output"],
+    "matmul": ["off", {"qk": "fp8_e4m3"}, {"pv": "fp8_e5m2", "scale": "row"}, {"qk": "fp8_e4m3", "pv": "fp8_e4m3"}],
+    "on_missing_fp8": ["refuse", "bf16"],
     "row_max_shift": ["off", {"beta": 2.0}, {"limit": 40.0, "beta": 100.0}, {"limit": 0.0, "tolerance": 1.0}],
     "logit_clip": ["off", {"kind": "hard", "max": 1e-3}, {"kind": "tanh", "max": 1e6}],
     "output_clip": ["off", 0.5, 1e30],

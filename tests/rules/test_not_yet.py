@@ -5,7 +5,7 @@ import pytest
 from precisionpass import Match, Rule
 from precisionpass.errors import RulesError
 from precisionpass.rules import load
-from precisionpass.rules.not_yet import NOT_YET_PRESETS, NOT_YET_SETTINGS, NOT_YET_VALUES
+from precisionpass.rules.not_yet import NOT_YET_PRESETS, NOT_YET_PRODUCTS, NOT_YET_SETTINGS, NOT_YET_VALUES
 
 # As a person would write them.
 SETTINGS = {
@@ -15,17 +15,15 @@ SETTINGS = {
     "hooks": "[my_hooks.watch]",
     "kv_cache": "fp8_e4m3",
     "mask_dtype": "float32",
-    "matmul": "{qk: fp8_e4m3, scale: head}",
-    "on_missing_fp8": "bf16",
     "record": "[max_logit, delta_bias]",
 }
-VALUES = {("implementation", "hopper"), ("op", "linear")}
+VALUES = {("implementation", "hopper"), ("op", "linear"), ("recipe", "delayed")}
 
 
 def test_they_are_all_here():
     assert set(SETTINGS) == set(NOT_YET_SETTINGS)
     assert set(NOT_YET_VALUES) == VALUES
-    assert set(NOT_YET_PRESETS) == {"fp8-attention", "fp8-linear"}
+    assert set(NOT_YET_PRESETS) == {"fp8-linear"}
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -43,7 +41,8 @@ def test_a_setting_is_refused_by_name_even_where_it_asks_for_nothing(name, rules
 
 @pytest.mark.parametrize(("name", "value"), sorted(VALUES))
 def test_a_value_is_refused_by_name(name, value, rules):
-    op, setting = (value, "delta: output") if name == "op" else ("attention", f"{name}: {value}")
+    written = f"matmul: {{qk: fp8_e4m3, recipe: {value}}}" if name == "recipe" else f"{name}: {value}"
+    op, setting = (value, "delta: output") if name == "op" else ("attention", written)
     with pytest.raises(RulesError, match=rf'PP107 "{value}" for "{name}" in rule "r" is not in this version'):
         rules(f"rules: [{{id: r, match: {{op: {op}}}, apply: {{{setting}}}}}]")
 
@@ -51,5 +50,13 @@ def test_a_value_is_refused_by_name(name, value, rules):
 @pytest.mark.parametrize("name", sorted(NOT_YET_PRESETS))
 def test_a_preset_is_refused_by_name(name, rules):
     for refused in (lambda: load(name), lambda: rules(f"extends: {name}")):
-        with pytest.raises(RulesError, match=f'PP107 the preset "{name}" is not in this version: FP8 has not landed'):
+        with pytest.raises(RulesError, match=f'PP107 the preset "{name}" is not in this version: linear layers'):
             refused()
+
+
+@pytest.mark.parametrize("name", NOT_YET_PRODUCTS)
+def test_a_product_of_the_backward_is_refused_by_name(name, rules):
+    with pytest.raises(RulesError, match=rf'PP107 setting "{name}" in rule "r" \(FP8 in '):
+        rules(f"rules: [{{id: r, match: {{op: attention}}, apply: {{matmul: {{qk: fp8_e4m3, {name}: fp8_e5m2}}}}}}]")
+    with pytest.raises(RulesError, match=rf'PP107 setting "{name}"'):
+        Rule(id="r", match=Match(op="attention"), apply={"matmul": {name: "fp8_e5m2"}})

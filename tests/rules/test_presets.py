@@ -5,10 +5,10 @@ import pytest
 from precisionpass.errors import RulesError
 from precisionpass.rules import load, presets
 
-EVERY = ("fp32-statistics", "off", "paper-shift", "stable-bf16", "watch")
-NOT_YET = ("fp8-attention", "fp8-linear")
-LOW = {"dtype": "bf16", "statistics": "bf16"}
-HIGH = {"dtype": "fp32", "statistics": "fp32"}
+EVERY = ("fp8-attention", "fp32-statistics", "off", "paper-shift", "stable-bf16", "watch")
+NOT_YET = ("fp8-linear",)
+LOW = {"dtype": "bf16", "statistics": "bf16", "head_dim": 64}
+HIGH = {"dtype": "fp32", "statistics": "fp32", "head_dim": 64}
 
 
 def rewritten(name, facts):
@@ -35,8 +35,8 @@ def test_each_points_editors_at_the_schema_and_says_what_it_is(name):
 @pytest.mark.parametrize("name", NOT_YET)
 def test_those_to_come_can_be_read_and_are_refused_by_name(name, rules, tmp_path):
     assert presets.text(name).splitlines()[0] == "# yaml-language-server: $schema=./rules.schema.json"
-    assert presets.summary(name).endswith(" (not in this version: FP8 has not landed)")
-    message = f'PP107 the preset "{name}" is not in this version: FP8 has not landed'
+    assert presets.summary(name).endswith(" (not in this version: linear layers in FP8 have not landed)")
+    message = f'PP107 the preset "{name}" is not in this version: linear layers in FP8 have not landed'
     with pytest.raises(RulesError) as raised:
         load(name)
     assert str(raised.value) == message
@@ -45,7 +45,7 @@ def test_those_to_come_can_be_read_and_are_refused_by_name(name, rules, tmp_path
     assert str(raised.value).splitlines()[0] == f"{tmp_path}/rules.yaml:2:16 {message}"
 
 
-@pytest.mark.parametrize(("name", "refused"), [("fp8-attention", '"matmul"'), ("fp8-linear", '"linear" for "op"')])
+@pytest.mark.parametrize(("name", "refused"), [("fp8-linear", '"linear" for "op"')])
 def test_a_copy_of_one_to_come_is_refused_too(name, refused, rules):
     with pytest.raises(RulesError) as raised:
         rules(presets.text(name))
@@ -57,10 +57,10 @@ def test_what_they_rewrite():
     norms_and_softmax = {"softmax", "log_softmax", "layer_norm", "rms_norm"}
     assert rewritten("stable-bf16", LOW) == norms_and_softmax | {"attention"}
     assert rewritten("fp32-statistics", LOW) == norms_and_softmax
-    assert rewritten("paper-shift", LOW) == {"attention"}
+    assert rewritten("paper-shift", LOW) == rewritten("fp8-attention", LOW) == {"attention"}
     # Where the statistics are FP32 already, deciding keeps the site; the rules need not ask.
     assert rewritten("fp32-statistics", HIGH) == rewritten("fp32-statistics", LOW)
-    assert rewritten("paper-shift", HIGH) == set()
+    assert rewritten("paper-shift", HIGH) == rewritten("fp8-attention", HIGH) == set()
     assert rewritten("watch", LOW) == rewritten("off", LOW) == set()
     assert [name for name in EVERY if load(name).is_off] == ["off"]
 

@@ -21,7 +21,7 @@ def test_the_schema_file_is_true():
 def test_every_key_has_a_description():
     schema = json.loads(schema_text())
     parts = [schema, *schema["$defs"].values()]
-    assert len(parts) == 8
+    assert len(parts) == 9
     for part in parts:
         assert part["additionalProperties"] is False
         assert all(key["description"].endswith(".") for key in part["properties"].values())
@@ -58,7 +58,7 @@ def test_defaults_by_kind():
         ("dead_rows", "same", False), ("logit_clip", None, False), ("implementation", "auto", False),
         ("lowering", "kernel", False), ("deterministic", False, False), ("probabilities", "never", False),
         ("output_clip", 3.0, True), ("prescale", True, True), ("prescale", False, False),
-        ("row_max_shift", {"beta": 2.0}, True),
+        ("row_max_shift", {"beta": 2.0}, True), ("matmul", {"qk": "fp8_e4m3"}, True), ("on_missing_fp8", "bf16", False),
     ],
 )  # fmt: skip
 def test_which_settings_change_numbers(name, value, changes):
