@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from precisionpass.api import compile, explain, is_active, report, rewrite
+    from precisionpass.api import compile, explain, is_active, monitor, report, rewrite
     from precisionpass.errors import PrecisionPassError
     from precisionpass.rules.model import Match, Rule
     from precisionpass.sites import Found, Recogniser, default_sites
@@ -28,6 +28,7 @@ __all__ = [
     "default_sites",
     "explain",
     "is_active",
+    "monitor",
     "report",
     "rewrite",
 ]
@@ -42,6 +43,7 @@ _HOME = {
     "default_sites": "precisionpass.sites",
     "explain": "precisionpass.api",
     "is_active": "precisionpass.api",
+    "monitor": "precisionpass.api",
     "report": "precisionpass.api",
     "rewrite": "precisionpass.api",
 }

@@ -1,4 +1,4 @@
-"""What a user calls: compile, explain, rewrite, report, is_active."""
+"""What a user calls: compile, explain, rewrite, report, monitor, is_active."""
 
 import os
 import threading
@@ -15,6 +15,7 @@ from precisionpass.complaints import complain_of_unmatched
 from precisionpass.errors import PrecisionPassError
 from precisionpass.export import rewritten
 from precisionpass.extensions import extensions
+from precisionpass.hooks.monitor import Monitor
 from precisionpass.review.measured import with_measures
 from precisionpass.review.report import Report
 from precisionpass.rules import load
@@ -142,6 +143,11 @@ def report(compiled: Callable | ExportedProgram) -> Report:
     return _compilation(compiled).backend.report()
 
 
+def monitor(compiled: Callable) -> Monitor:
+    """What a compiled model or function records while it runs, where its rules say `record`."""
+    return _compilation(compiled, "monitor").backend.monitor
+
+
 def is_active(model: Callable) -> bool:
     """Whether calling this model or function runs what precisionpass.compile made of it."""
     found = getattr(model, "__dict__", {}).get(_ATTRIBUTE)
@@ -152,10 +158,10 @@ def is_active(model: Callable) -> bool:
     )
 
 
-def _compilation(compiled: Callable | ExportedProgram) -> Compilation:
+def _compilation(compiled: Callable | ExportedProgram, asked: str = "report") -> Compilation:
     found = getattr(compiled, "__dict__", {}).get(_ATTRIBUTE)
     if not isinstance(found, Compilation):
-        raise PrecisionPassError("this model was not compiled by precisionpass", where="precisionpass.report",
+        raise PrecisionPassError("this model was not compiled by precisionpass", where=f"precisionpass.{asked}",
                                  why="it is a copy, or compile was never called on it",
                                  fix="call precisionpass.compile(model, rules=...) first", code="PP405")  # fmt: skip
     return found

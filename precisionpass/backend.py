@@ -33,6 +33,8 @@ from precisionpass.complaints import (
 )
 from precisionpass.errors import PrecisionPassError
 from precisionpass.extensions import NONE, Extensions
+from precisionpass.hooks.monitor import Monitor
+from precisionpass.hooks.recorder import Recorder
 from precisionpass.review.expectations import with_rules
 from precisionpass.review.report import Report, SiteRecord
 from precisionpass.review.trace import tell
@@ -55,7 +57,8 @@ class Backend:
                  options: Mapping[str, Any] | None = None, review: str | None = None,
                  model: torch.nn.Module | None = None, own: Extensions = NONE):  # fmt: skip
         own.check(rules)
-        self.own = own
+        self.own, self.recorder = own, Recorder()
+        self.monitor = Monitor(self.recorder)
         self.rules, self.inner, self.mode, self.options = rules, inner, mode, dict(options or {})
         self.review, self.model = review, model
         self.reports: list[Report] = []
@@ -66,7 +69,8 @@ class Backend:
     def __call__(self, module: fx.GraphModule, inputs, **_):
         report = self.look(module)
         rewritten = [site for site in report.sites if site.decision == "rewritten"]
-        return self._compile(module, inputs, bool(rewritten), any(map(_by_action, rewritten)))
+        ours = bool(rewritten) or any(site.reason == "recorded" for site in report.sites)
+        return self._compile(module, inputs, bool(rewritten), ours, any(map(_by_action, rewritten)))
 
     def look(self, module: fx.GraphModule, training: bool | None = None, guarded: bool = True) -> Report:
         """Run the pass over one captured graph, in place, and note its report.
@@ -76,7 +80,9 @@ class Backend:
         if training is None:
             training = self.model.training if self.model is not None else torch.is_grad_enabled()
         with LOCK:
-            report = pipeline.run(module, self.rules, module_names(self.model), training, guarded, self.own)
+            names = module_names(self.model)
+            recorder = self.recorder if guarded else None  # a program of torch.export outlives this process
+            report = pipeline.run(module, self.rules, names, training, guarded, self.own, recorder)
         complain_of_refused(report, self.rules)
         complain_of_missing_fp8(report)
         self.reports.append(report)
@@ -127,11 +133,12 @@ class Backend:
         merged = Report(**{**merged.__dict__, "events": (*merged.events, *self.events)})
         return with_rules(merged, self.rules)
 
-    def _compile(self, module: fx.GraphModule, inputs, rewrote: bool, by_action: bool):
+    def _compile(self, module: fx.GraphModule, inputs, rewrote: bool, ours: bool, by_action: bool):
         if not callable(self.inner) and self.inner == "inductor":
             patches = {**(list_mode_options(self.mode) if self.mode else {}), **self.options}
             if rewrote:
                 patches.setdefault("emulate_precision_casts", True)  # the model's own casts stay what they are
+            if ours:
                 own = patches.get(cache.PASS_OPTION)
                 # No key can hold all of what a user's function depends on, so what it is part of gets one of its own.
                 key = cache.key(self.rules.digest) + (uuid.uuid4().hex if by_action else "")

@@ -16,11 +16,14 @@ from precisionpass.rules.settings import changes_numbers, contradiction
 from precisionpass.sites.site import Attention, NearMiss, Rowwise, Site
 
 _FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+_COMPUTED = ("bf16", "fp16", "fp32", "fp64")
 
 MESSAGES = {
     "rewritten": "rewritten",
     "no_rule": "no rule matches this site",
     "rule_keeps": "the matching rules change nothing here",
+    "recorded": "left as it is, and its figures are recorded",
+    "not_recorded": "left as it is, and its figures cannot be recorded",
     "unused": "nothing reads its result: torch.compile leaves it out",
     "already_satisfied": "the statistics are already computed in FP32 or better",
     "contradiction": "two rules that both match cannot hold together",
@@ -60,9 +63,23 @@ class Decision:
         chosen = str(self.values.get("implementation"))
         return chosen if is_own(chosen) else ""
 
+    @property
+    def observed(self) -> bool:
+        """Whether the site stays as it is, and its figures are recorded."""
+        return self.reason == "recorded"
+
     def refused(self, reason: str, detail: str = "") -> "Decision":
+        return self._but("refused", reason, detail)
+
+    def not_recorded(self, detail: str) -> "Decision":
+        return self._but("kept", "not_recorded", detail)
+
+    def noting(self, note: str) -> "Decision":
+        return Decision(**{**self.__dict__, "message": f"{self.message}; {note}"})
+
+    def _but(self, action: str, reason: str, detail: str) -> "Decision":
         message = MESSAGES[reason] + (f": {detail}" if detail else "")
-        return Decision(**{**self.__dict__, "action": "refused", "reason": reason, "message": message})
+        return Decision(**{**self.__dict__, "action": action, "reason": reason, "message": message})
 
 
 def decide(captured: Captured, sites: tuple[Site, ...], rules: RuleSet) -> tuple[Decision, ...]:
@@ -118,17 +135,21 @@ def _decide(captured: Captured, site: Site, rules: RuleSet) -> Decision:
 
 
 # What a site is kept for: no other setting applies to a site that stays as it is.
-_KEPT_FOR = {"rule_keeps": "implementation", "already_satisfied": "statistics"}
+_KEPT_FOR = {
+    "rule_keeps": ("implementation",),
+    "already_satisfied": ("statistics",),
+    "recorded": ("implementation", "record"),
+}
 
 
 def _in_force(action: str, reason: str, resolved: Resolved) -> dict[str, Setting]:
     """The settings that rules set and that count at this site."""
-    only = "implementation" if is_own(resolved.value("implementation")) else ""
     if reason == "without_fp8":
         return {name: setting for name, setting in resolved.settings.items() if name != "matmul"}
+    only = ("implementation",) if is_own(resolved.value("implementation")) else tuple(resolved.settings)
     if action == "kept":
-        only = _KEPT_FOR.get(reason, "none")
-    return {name: setting for name, setting in resolved.settings.items() if only in ("", name)}
+        only = _KEPT_FOR.get(reason, ())
+    return {name: setting for name, setting in resolved.settings.items() if name in only}
 
 
 def _contradicting(resolved: Resolved) -> str:
@@ -143,10 +164,13 @@ def _contradicting(resolved: Resolved) -> str:
 def _action(site: Site, resolved) -> tuple[str, str]:
     if not resolved.rules:
         return "kept", "no_rule"
-    if not resolved.rewrites:
+    records = site.kind == "attention" and resolved.value("record")
+    if not resolved.rewrites and not records:
         return "kept", "rule_keeps"
     if not site.output.meta["live"]:
         return "kept", "unused"
+    if not resolved.rewrites:
+        return "kept", "recorded" if site.facts["dtype"] in _COMPUTED else "not_recorded"
     if is_own(resolved.value("implementation")):
         return "rewritten", "rewritten"
     if resolved.value("implementation") == "triton" and not _has_kernel(site):
@@ -161,7 +185,7 @@ def _action(site: Site, resolved) -> tuple[str, str]:
         if site.facts["statistics"] in enough and only_statistics and resolved.value("lowering") != "kernel":
             return "kept", "already_satisfied"
     if isinstance(site.operation, Attention):
-        if site.facts["dtype"] not in ("bf16", "fp16", "fp32", "fp64"):
+        if site.facts["dtype"] not in _COMPUTED:
             return "refused", "unsupported_dtype"
         if site.operation.probabilities and resolved.value("probabilities") == "never":
             return "refused", "probabilities_wanted"

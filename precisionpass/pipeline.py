@@ -11,6 +11,7 @@ from precisionpass.capture import Captured, captured_graphs
 from precisionpass.decide import decide, origin_of
 from precisionpass.errors import PrecisionPassError
 from precisionpass.extensions import NONE, Extensions
+from precisionpass.hooks.recorder import Recorder
 from precisionpass.review.graphs import GraphResult, place_of, report_of
 from precisionpass.review.report import Report
 from precisionpass.rewriting import rewrite
@@ -24,23 +25,24 @@ log = logging.getLogger("precisionpass")
 
 def run(
     module: fx.GraphModule, rules: RuleSet, modules: Mapping[str, str], training: bool, guarded: bool = True,
-    own: Extensions = NONE,
+    own: Extensions = NONE, recorder: Recorder | None = None,
 ) -> Report:  # fmt: skip
     """Rewrite a captured graph and its child graphs in place as the rules say.
 
     modules: id of a module, as text, to its exact name. guarded: whether torch checks at every call what is assumed of
-    symbolic sizes. own: the user's recognisers and actions. Returns the report of everything done and not done.
+    symbolic sizes. own: the user's recognisers and actions. recorder: where figures go. Returns the report of
+    everything done and not done.
     """
     started = time.perf_counter()
     nodes = len(module.graph.nodes)
     if rules.is_off:
         return report_of((), rules, nodes)
     graphs = captured_graphs(module, modules, training, guarded)
-    report = report_of(tuple(_one_graph(captured, rules, own) for captured in graphs), rules, nodes)
+    report = report_of(tuple(_one_graph(captured, rules, own, recorder) for captured in graphs), rules, nodes)
     return replace(report, seconds=time.perf_counter() - started)
 
 
-def _one_graph(captured: Captured, rules: RuleSet, own: Extensions) -> GraphResult:
+def _one_graph(captured: Captured, rules: RuleSet, own: Extensions, recorder: Recorder | None) -> GraphResult:
     """All of it or nothing: an error of ours costs coverage, never the user's run, and the graph is as it was."""
     if not own.kinds and not holds_anchor(captured.module):
         return GraphResult(captured)
@@ -51,7 +53,7 @@ def _one_graph(captured: Captured, rules: RuleSet, own: Extensions) -> GraphResu
         decisions = decide(captured, sites, rules)
         missed = tuple((miss, origin_of(captured, miss)) for miss in near_misses)
         places = tuple(place_of(decision.site, shadow) for decision in decisions)
-        rewritten = rewrite(captured, shadow, decisions, own.actions)
+        rewritten = rewrite(captured, shadow, decisions, own.actions, recorder)
     except PrecisionPassError:
         raise
     except Exception as problem:

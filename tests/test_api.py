@@ -67,10 +67,10 @@ def test_a_second_compile_replaces_the_first():
     precisionpass.compile(model, backend="aot_eager")
     model(x)
     assert counts(precisionpass.report(model)) == {"attention": 1}
-    precisionpass.compile(model, rules="watch", backend="aot_eager")
+    precisionpass.compile(model, rules="fp32-statistics", backend="aot_eager")
     model(x)
     report = precisionpass.report(model)
-    assert (report.rules_name, counts(report)) == ("watch", {})
+    assert (report.rules_name, counts(report)) == ("fp32-statistics", {})
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         model(x)
     assert not [e.key for e in profiler.key_averages() if e.key.startswith("precisionpass")]

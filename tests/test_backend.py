@@ -58,7 +58,7 @@ def test_nothing_rewritten_is_the_inner_backend_bit_for_bit(rules, backend, dtyp
     assert "rewritten" not in {site.decision for site in precisionpass.report(model).sites}
 
 
-@pytest.mark.parametrize("rules", ["off", "watch"])
+@pytest.mark.parametrize("rules", ["off", [Rule(id="r", match={"op": "attention"}, apply={"implementation": "keep"})]])
 def test_nothing_rewritten_is_the_same_graph(rules):
     """Node by node, on a whole model."""
     seen = {}
@@ -117,7 +117,7 @@ def test_casts_of_the_users_are_kept_only_where_something_was_rewritten():
     patches = {}
 
     class Spy(Backend):
-        def _compile(self, module, inputs, rewrote, by_action):
+        def _compile(self, module, inputs, rewrote, ours, by_action):
             patches[self.rules.name] = rewrote
             return module
 

@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from precisionpass.decide import MESSAGES
+from precisionpass.hooks.figures import FIGURES, RECORDS
 from precisionpass.rules.codes import CODES
 from precisionpass.rules.facts import FACTS
 from precisionpass.rules.model import Expect, Match, Rule, RulesFile
@@ -110,16 +111,24 @@ TABLES = {
         ],
     ),
     "codes": table(("code", "meaning"), CODES.items()),
+    "records": table(("name", "what adds up"), ([f"`{name}`", meaning] for name, meaning in RECORDS.items())),
+    "figures": table(
+        ("figure", "recorded by", "meaning"),
+        ([f"`{name}`", f"`{figure.record}`", figure.meaning] for name, figure in FIGURES.items()),
+    ),
 }  # fmt: skip
 
+MONITORS = {"records", "figures"}
 
-def test_the_tables_are_those_of_the_code(request):
-    page = DOCS / "writing-rules.md"
+
+@pytest.mark.parametrize(("name", "tables"), [("writing-rules.md", set(TABLES) - MONITORS), ("monitors.md", MONITORS)])
+def test_the_tables_are_those_of_the_code(name, tables, request):
+    page = DOCS / name
     text = page.read_text()
     made = BLOCK.sub(lambda block: block[1] + TABLES[block[2]] + block[3], text)
     if request.config.getoption("--update-golden"):
         page.write_text(made)
-    assert {block[1] for block in BLOCK.findall(text)} == set(TABLES)
+    assert {block[1] for block in BLOCK.findall(text)} == tables
     assert page.read_text() == made, "run: pytest tests/test_docs.py --update-golden"
 
 

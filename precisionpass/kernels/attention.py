@@ -21,6 +21,7 @@ from precisionpass.kernels.limits import supports
 from precisionpass.kernels.variant import Variant
 
 if TYPE_CHECKING:
+    from precisionpass.hooks.collector import Collector
     from precisionpass.ops.arguments import AttentionArguments, Gradients, Saved
 
 __all__ = ["backward", "forward", "supports"]
@@ -30,7 +31,9 @@ WIDEST_TWO_LEVEL = 128  # wider, a second accumulator does not fit the registers
 ROWS_AT_A_TIME = 32
 
 
-def forward(arguments: AttentionArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def forward(
+    arguments: AttentionArguments, collector: Collector | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """(output, residual, lse, max_logits, probabilities) as the op's schema states them; [0] where not asked.
 
     q [B, H, Sq, D], k [B, Hk, Sk, D], v [B, Hk, Sk, Dv], any strides; nothing is copied. The caller has made sure that
@@ -139,7 +142,7 @@ def _largest(arguments: AttentionArguments, row_max: Tensor, q: Tensor) -> Tenso
 
 
 def backward(
-    gradients: Gradients, arguments: AttentionArguments, saved: Saved
+    gradients: Gradients, arguments: AttentionArguments, saved: Saved, collector: Collector | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
     """(dq, dk, dv, dbias, dsinks, [dscore_input, ...]) in the inputs' formats and shapes; [0] where not needed.
 

@@ -35,6 +35,8 @@ class AttentionArguments:
     "recompute" takes rowsum(P dP) / rowsum(P), "output" the rounded output. row_max_shift: (beta, limit, tolerance) of
     reference.attention.bounded_shift. output_clip: O to +-c; no gradient where the output stands at c. That and
     grad_clip: ops/clipping.py, around every implementation. dead_rows: what a row that may attend to nothing gives.
+    record: where the figures of this call add up (hooks/recorder.py), "" for nowhere; in the backward, which sees all
+    that the forward does, or with record_forward in the forward, for calls without one.
 
     matmul: the products in FP8, such as "qk=fp8_e4m3 pv=fp8_e4m3 scale=head", in the forward alone. What they read is
     cast with power-of-two scales (numerics/fp8.py), P after a multiplication by 2^8 (e5m2: 2^15). The rounded P is what
@@ -76,6 +78,8 @@ class AttentionArguments:
     probabilities: str = "none"
     return_max_logits: bool = False
     implementation: str = "auto"
+    record: str = ""
+    record_forward: bool = False
 
     @property
     def group(self) -> int:

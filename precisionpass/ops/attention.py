@@ -25,6 +25,7 @@ from precisionpass.ops.checks import (
 from precisionpass.ops.clipping import clip_gradient, stop_at_bound
 from precisionpass.ops.implementations import triton_kernels
 from precisionpass.ops.packed import check_packed_formats, check_packed_sizes
+from precisionpass.ops.recording import collector_of, in_force, see_forward
 from precisionpass.reference import attention as reference
 from precisionpass.reference import attention_backward as reference_backward
 
@@ -34,7 +35,7 @@ SETTINGS = (
     'float[] row_max_shift=[], str logit_clip="none", float logit_clip_max=0.0, float output_clip=0.0, '
     'float grad_clip=0.0, str grad_clip_kind="none", str on_nonfinite="keep", str matmul="", '
     'bool deterministic=True, bool save_residual=False, str probabilities="none", bool return_max_logits=False, '
-    'str implementation="auto"'
+    'str implementation="auto", str record="", bool record_forward=False'
 )
 
 SCHEMA = (
@@ -94,10 +95,15 @@ def _forward(*inputs: object, **settings: object) -> tuple[Tensor, Tensor, Tenso
     check_packed_formats(arguments)
     check_attention_sizes(arguments)
     check_packed_sizes(arguments)
-    arguments = without_keys_is_zero(arguments)
+    arguments = without_keys_is_zero(in_force(arguments))
+    collector = collector_of(arguments) if arguments.record_forward else None
     compute = (kernels_for(arguments) or reference).forward
     with torch.autocast(arguments.q.device.type, enabled=False):  # a region around the call must not round within
-        return compute(arguments)
+        results = compute(arguments, collector)
+        if collector is not None:
+            see_forward(collector, arguments, results[0])
+            collector.finish()
+    return results
 
 
 attention = torch.library.custom_op(
@@ -150,7 +156,8 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
     arguments = collect((q, k, v, bias, mask, sinks, score_inputs, seed, cu_seqlens_q, cu_seqlens_k), settings)
     refuse_forward_mode("attention_backward", q)
-    arguments = without_keys_is_zero(arguments)
+    arguments = without_keys_is_zero(in_force(arguments))
+    collector = collector_of(arguments)
     upstream = stop_at_bound(grad_output, output, arguments.output_clip)
     gradients = Gradients(upstream, grad_lse, grad_probabilities, tuple(needs))
     saved = Saved(output, residual, lse)
@@ -161,11 +168,16 @@ def _backward(
     kernels = kernels_for(arguments, gradients.needs)
     compute = reference_backward.backward if kernels is None else kernels.backward
     with torch.autocast(q.device.type, enabled=False):
-        *found, dscores = compute(gradients, arguments, saved)
+        *found, dscores = compute(gradients, arguments, saved, collector)
     clip = (arguments.grad_clip_kind, arguments.grad_clip, arguments.on_nonfinite)
     # What nobody needs is an empty tensor of its own: outputs of an op must not be one another.
     wanted = [gradient if needed else q.new_empty(0) for gradient, needed in zip(found, needs[:5], strict=True)]
     dq, dk, dv = (clip_gradient(gradient, *clip) for gradient in wanted[:3])
+    if collector is not None:
+        see_forward(collector, arguments, output)
+        collector.operands(grad_output=grad_output, grad_q=wanted[0], grad_k=wanted[1], grad_v=wanted[2])
+        collector.gradients(tuple(wanted[:3]), (dq, dk, dv))
+        collector.finish(upstream, output)
     scores = [gradient if needed else q.new_empty(0) for gradient, needed in zip(dscores, needs[5:], strict=True)]
     return dq, dk, dv, wanted[3], wanted[4], scores
 

@@ -150,12 +150,12 @@ def _check_words(arguments: AttentionArguments) -> None:
             raise ArgumentError(
                 f"attention: {name} is {value!r}", where=name, why="no such choice", fix=f"one of {', '.join(allowed)}"
             )
-    if arguments.on_nonfinite == "raise":
-        raise NotBuiltError(
-            'attention: on_nonfinite="raise" is not built yet',
+    if arguments.on_nonfinite == "raise" and not arguments.record:
+        raise ArgumentError(
+            'attention: on_nonfinite="raise" without record',
             where="on_nonfinite",
-            why="raising needs the gradient on the host in every step",
-            fix='use "zero" or "keep"',
+            why="what is not finite is counted where record says, and raised when that is read, not in the step",
+            fix='compile with a rule that says on_nonfinite: raise, or use "zero" or "keep"',
         )
 
 

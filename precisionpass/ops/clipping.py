@@ -11,9 +11,10 @@ def clip_gradient(gradient: Tensor, kind: str, bound: float, on_nonfinite: str) 
 
     kind "value": each element to [-bound, bound]. "norm": the whole tensor scaled so that its Euclidean norm, summed in
     FP32 over the finite elements, is at most ``bound``. Non-finite elements: "zero" makes them 0 before anything else
-    (also with kind "none"); "keep" leaves them as they are and clips the others as if they were not there.
+    (also with kind "none"); "keep" leaves them as they are and clips the others as if they were not there; "raise" is
+    "keep" here, since what raises is the monitor.
     """
-    if (kind == "none" and on_nonfinite == "keep") or not gradient.numel():
+    if (kind == "none" and on_nonfinite != "zero") or not gradient.numel():
         return gradient
     finite = torch.isfinite(gradient)
     clean = torch.where(finite, gradient, 0.0)

@@ -28,14 +28,20 @@ from precisionpass.reference.dropout import keep_mask
 from precisionpass.reference.scores import logits, raw_product
 
 if TYPE_CHECKING:
+    from precisionpass.hooks.collector import Collector
     from precisionpass.ops.arguments import AttentionArguments
 
 SINK_ROOM = 60.0
 """Logits of a sink above the largest score at which exp is still far from FP32's end."""
 
 
-def forward(arguments: AttentionArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """``(output, residual, lse, max_logits, probabilities)``, as the op's schema states them; [0] where not asked."""
+def forward(
+    arguments: AttentionArguments, collector: Collector | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """``(output, residual, lse, max_logits, probabilities)``, as the op's schema states them; [0] where not asked.
+
+    collector: sees scores and probabilities, where given.
+    """
     q, statistics = arguments.q, arguments.compute_dtype
     sequences, heads, queries, _ = q.shape
     keys, width = arguments.v.shape[2:]
@@ -49,7 +55,7 @@ def forward(arguments: AttentionArguments) -> tuple[Tensor, Tensor, Tensor, Tens
     for block in blocks(arguments):
         query = block.stack(query_operand, statistics)
         raw = raw_product(arguments, query, block.stack_keys(key_operand, statistics), block)
-        scores = logits(arguments, raw, block)
+        scores = logits(arguments, raw, block, collector=collector)
         row_max = _row_max(scores)
         if arguments.return_max_logits:
             largest = max_logits[block.batch, block.heads]
@@ -58,6 +64,8 @@ def forward(arguments: AttentionArguments) -> tuple[Tensor, Tensor, Tensor, Tens
         weights = scores.sub_(shift).exp_()
         normaliser = weights.sum(-1, keepdim=True).add_(sink)
         precise, dead = normaliser, normaliser == 0
+        if collector is not None:
+            collector.weights(block, weights / normaliser.masked_fill(dead, 1.0))
         kept = dropout_mask(arguments, block)
         if arguments.probabilities != "none":
             probabilities[block.batch, block.heads, block.rows, block.keys] = _probabilities(

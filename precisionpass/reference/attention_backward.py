@@ -13,6 +13,7 @@ from precisionpass.reference.blocks import Block, blocks
 from precisionpass.reference.scores import exclude, logits, logits_backward, raw_product, reshapes
 
 if TYPE_CHECKING:
+    from precisionpass.hooks.collector import Collector
     from precisionpass.ops.arguments import AttentionArguments, Gradients, Saved
 
 PRECISE_LSE = 256.0
@@ -20,11 +21,12 @@ PRECISE_LSE = 256.0
 
 
 def backward(
-    gradients: Gradients, arguments: AttentionArguments, saved: Saved
+    gradients: Gradients, arguments: AttentionArguments, saved: Saved, collector: Collector | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
     """``(dq, dk, dv, dbias, dsinks, [dscore_input, ...])`` in the inputs' formats and shapes; [0] where not needed.
 
     P and dS are rounded to the input format before their products, as a kernel does; sums are FP32.
+    collector: sees scores, P and rowsum dS, where given.
     """
     totals = Totals(gradients, arguments)
     upstream = gradients.output
@@ -32,20 +34,22 @@ def backward(
     for block in blocks(arguments):
         query, key = block.stack(arguments.q, statistics), block.stack_keys(arguments.k, statistics)
         raw = raw_product(arguments, query, key, block)
-        scores = logits(arguments, raw, block, keep_raw=reshapes(arguments))
+        scores = logits(arguments, raw, block, keep_raw=reshapes(arguments), collector=collector)
         lse = saved.lse[block.batch, block.heads, block.rows].unsqueeze(-1)
         dead = lse == -torch.inf
         shift = lse.masked_fill(dead, torch.inf)
         weights = scores.sub_(shift).exp_()
         sink = 0.0 if arguments.sinks is None else torch.exp(block.of(arguments.sinks).to(statistics) - shift)
         weights, sink = _normalised(weights, sink, lse)
+        if collector is not None:
+            collector.weights(block, weights, sink, dead)
         if arguments.dead_rows == "nan":
             weights.masked_fill_(dead, torch.nan)
         kept = dropout_mask(arguments, block)
         output_gradient = block.stack(upstream, statistics)
         if totals.value is not None:
             totals.add_value(_rounded_weights(arguments, weights, kept), output_gradient, block)
-        if not totals.needs_scores:
+        if not totals.needs_scores and (collector is None or not collector.wants("delta_bias")):
             continue
         value = block.stack_keys(arguments.v, statistics)
         slope = block.unstack(torch.bmm(output_gradient, value.transpose(1, 2)))
@@ -58,6 +62,8 @@ def backward(
         slope.sub_(delta).mul_(weights)
         if not bool(delta.isfinite().all()):
             _zero_excluded(arguments, slope, block)
+        if collector is not None:
+            collector.row_sum(block, _surplus(gradients, slope, delta, sink, block))
         if totals.bias is not None:
             block.add_to(totals.bias, slope)
         if totals.sinks is not None:
@@ -130,6 +136,14 @@ def _delta(
     if gradients.lse is not None:
         delta.sub_(gradients.lse[place].unsqueeze(-1))
     return delta
+
+
+def _surplus(gradients: Gradients, slope: Tensor, delta: Tensor, sink: Tensor | float, block: Block) -> Tensor:
+    """rowsum dS, the sink's part with it, less what the gradient of the lse asks for: 0 in exact arithmetic."""
+    row_sum = slope.sum(-1, keepdim=True) - delta * sink
+    if gradients.lse is not None:
+        row_sum = row_sum - gradients.lse[block.batch, block.heads, block.rows].unsqueeze(-1)
+    return row_sum
 
 
 def _zero_excluded(arguments: AttentionArguments, slope: Tensor, block: Block) -> None:

@@ -17,6 +17,7 @@ from precisionpass.score.evaluate import evaluate
 from precisionpass.score.grammar import parse
 
 if TYPE_CHECKING:
+    from precisionpass.hooks.collector import Collector
     from precisionpass.ops.arguments import AttentionArguments
 
 MINUS_INFINITY = float("-inf")
@@ -34,19 +35,31 @@ def reshapes(arguments: AttentionArguments) -> bool:
     return arguments.score != "s" or arguments.softcap > 0 or arguments.logit_clip != "none"
 
 
-def logits(arguments: AttentionArguments, raw: Tensor, block: Block, *, keep_raw: bool = False) -> Tensor:
-    """S of a block from its raw product; written over ``raw`` unless ``keep_raw``."""
+def logits(
+    arguments: AttentionArguments,
+    raw: Tensor,
+    block: Block,
+    *,
+    keep_raw: bool = False,
+    collector: Collector | None = None,
+) -> Tensor:
+    """S of a block from its raw product; written over ``raw`` unless ``keep_raw``. collector: sees it, where given."""
     scores = raw
     if reshapes(arguments):
         for forward, _ in _steps(arguments, block):
-            scores = forward(scores)
+            before, scores = scores, forward(scores)
+        if collector is not None and arguments.logit_clip != "none":  # the clip is the last step
+            collector.raw(block, before)
         if scores is raw and keep_raw:
             scores = raw.clone()
     if arguments.bias is not None:
         scores.add_(block.of(arguments.bias).to(scores.dtype))
     if arguments.mask is not None:
         scores.masked_fill_(block.of(arguments.mask).logical_not(), MINUS_INFINITY)
-    return exclude(arguments, scores, block, MINUS_INFINITY)
+    scores = exclude(arguments, scores, block, MINUS_INFINITY)
+    if collector is not None:
+        collector.scores(block, scores)
+    return scores
 
 
 def exclude(arguments: AttentionArguments, scores: Tensor, block: Block, value: float) -> Tensor:

@@ -4,7 +4,6 @@ import operator
 from collections.abc import Mapping
 from dataclasses import fields
 
-import sympy
 import torch
 from torch import fx
 
@@ -12,10 +11,11 @@ from precisionpass import graph
 from precisionpass.decide import Decision
 from precisionpass.ops.arguments import AttentionArguments
 from precisionpass.ops.capabilities import shift_limit
-from precisionpass.rewriting.arrange import Arranger, strides_matter
+from precisionpass.rewriting.arrange import strides_matter
+from precisionpass.rewriting.operands import operands
 from precisionpass.rewriting.own import Actions, call_action
+from precisionpass.rewriting.recording import Recording
 from precisionpass.rewriting.writer import ActionRefuses, Placed, ShiftTooLarge, Writer
-from precisionpass.score import expression
 from precisionpass.shadow import Shadow
 from precisionpass.sites.band import as_arguments
 from precisionpass.sites.describe import attention_dtype, short
@@ -25,7 +25,9 @@ _SIXTEEN_BIT = (torch.bfloat16, torch.float16)
 _DEFAULTS = {field.name: field.default for field in fields(AttentionArguments)}
 
 
-def write_attention(decision: Decision, shadow: Shadow, wants_gradients: bool, actions: Actions) -> Placed:
+def write_attention(
+    decision: Decision, shadow: Shadow, wants_gradients: bool, actions: Actions, recording: Recording | None = None
+) -> Placed:
     """Replace the site by one call of torch.ops.precisionpass.attention, or of the user's action in its place.
 
     Raises CannotPlace, the graph as it was.
@@ -35,7 +37,7 @@ def write_attention(decision: Decision, shadow: Shadow, wants_gradients: bool, a
     writer = Writer(shadow, operation.output)
     try:
         gradients = wants_gradients and bool(operation.output.meta.get("grad"))
-        results = _results(decision, operation, writer, gradients, actions)
+        results = _results(decision, operation, writer, gradients, actions, recording)
         return writer.replace(site.interior, results)
     except Exception:
         writer.undo()
@@ -43,39 +45,29 @@ def write_attention(decision: Decision, shadow: Shadow, wants_gradients: bool, a
 
 
 def _results(
-    decision: Decision, operation: Attention, writer: Writer, gradients: bool, actions: Actions
-) -> dict[fx.Node, fx.Node]:
+    decision: Decision, operation: Attention, writer: Writer, gradients: bool, actions: Actions,
+    recording: Recording | None,
+) -> dict[fx.Node, fx.Node]:  # fmt: skip
     axes, dtype = operation.axes, attention_dtype(operation)
-    heads = (*operation.kv_heads, *operation.group)
-    places = [(shadowed, layout) for o in (operation.q, operation.k, operation.v) for shadowed, layout in o.places]
-    sizes = [(writer.shadow.source[n], layout) for n, layout in places if n in writer.shadow.source]
-    arrange = Arranger(writer, axes, [(n, layout) for n, layout in sizes if n < writer.before])
-    q, k, v = (
-        arrange.operand(operand, (operation.batch, head, row, width), dtype)
-        for operand, head, row, width in (
-            (operation.q, heads, operation.rows, operation.inner),
-            (operation.k, operation.kv_heads, operation.keys, operation.inner),
-            (operation.v, operation.kv_heads, operation.keys, operation.values),
-        )
-    )
+    found = operands(operation, writer)
+    arrange, heads, inputs = found.arrange, found.heads, found.inputs
     grid = (operation.batch, heads, operation.rows, operation.keys)
-    inputs = _score(operation, arrange, grid)
-    if operation.sink is not None:
-        node, layout = operation.sink
-        inputs["sinks"] = arrange.bring(writer.captured(node), layout, (operation.batch, heads, operation.rows, ()))
     if operation.dropout:
         device = graph.value(operation.output).device
         inputs["seed"] = writer.call(torch.randint, 0, 2**31 - 1, (1,), dtype=torch.int64, device=device)
         inputs["dropout_p"] = operation.dropout
     call = None
     if decision.own_action:
-        output = _by_action(decision, operation, writer, actions, [q, k, v], inputs)
+        output = _by_action(decision, operation, writer, actions, list(found.qkv), inputs)
     else:
         inputs |= settings(decision, operation)
         residual = decision.values["delta"] == "residual" and not decision.values["matmul"]
         if dtype in _SIXTEEN_BIT and gradients and residual:
             inputs["save_residual"] = True
-        call = writer.call(torch.ops.precisionpass.attention.default, q, k, v, **inputs)
+        if recording is not None:
+            inputs["record"] = recording.handle
+            inputs |= {} if gradients else {"record_forward": True}
+        call = writer.call(torch.ops.precisionpass.attention.default, *found.qkv, **inputs)
         output = writer.call(operator.getitem, call, 0)
     for node, layout in operation.factors:
         factor = arrange.bring(writer.captured(node), layout, (operation.batch, heads, operation.rows, ()))
@@ -141,43 +133,3 @@ def settings(decision: Decision, operation: Attention) -> dict[str, object]:
     if operation.probabilities_stage != "none":
         chosen["probabilities"] = operation.probabilities_stage
     return {name: value for name, value in chosen.items() if value != _DEFAULTS[name]}
-
-
-def _score(operation: Attention, arrange: Arranger, grid) -> dict[str, object]:
-    """scale, softcap, bias, mask and, for what is none of these, the general score expression."""
-    writer, parts = arrange.writer, expression.take_apart(operation.score)
-    conditions = {where.args[0] for where in operation.score.atoms(expression.Where)}
-    reads = {
-        position: arrange.bring(writer.captured(operation.reads[position][0]), operation.reads[position][1], grid)
-        for position in expression.reads(operation.score)
-    }
-    for position, tensor in reads.items():
-        node = operation.reads[position][0]
-        if not graph.dtype(node).is_floating_point and expression.read(position) not in conditions:
-            reads[position] = writer.method("to", tensor, torch.float32)  # a boolean that is added counts as 0 or 1
-    biases = sorted(parts.biases, key=lambda p: -len([d for d in operation.axes.layout(operation.reads[p][1]) if d]))
-    score, scale, softcap = parts.score, parts.scale, parts.softcap
-    if len(biases) > 1 and softcap != 0:  # the further biases come after the softcap: all of it is written out
-        score, softcap = softcap * expression.Tanh(scale / softcap * expression.RAW), sympy.Integer(0)
-        scale = sympy.Integer(1)
-    for position in biases[1:]:
-        score = score + expression.read(position)
-    symbols = {name: node for name, node in operation.numbers.items() if score.has(sympy.Symbol(name, real=True))}
-    result: dict[str, object] = {"scale": writer.number(scale, operation.numbers)}
-    if softcap != 0:
-        result["softcap"] = float(softcap)
-    if score != expression.RAW:
-        renamed, inputs = {}, []
-        for position in expression.reads(score):
-            renamed[expression.read(position)] = expression.read(len(inputs))
-            inputs.append(reads[position])
-        for name, node in symbols.items():
-            renamed[sympy.Symbol(name, real=True)] = expression.read(len(inputs))
-            inputs.append(writer.call(torch.full, (1, 1, 1, 1), writer.captured(node)))
-        result |= {"score": expression.text(score, renamed), "score_inputs": inputs}
-    if biases:
-        result["bias"] = reads[biases[0]]
-    for position, allowed in parts.masks:
-        mask = reads[position] if allowed else writer.call(torch.logical_not, reads[position])
-        result["mask"] = writer.call(torch.logical_and, result["mask"], mask) if "mask" in result else mask
-    return result

@@ -49,4 +49,5 @@ CODES = {
     "PP407": "arguments for the model that are no tuple",
     "PP408": "a backend that torch does not have",
     "PP409": "an expectation failed, and the rules say on_unexpected: error",
+    "PP501": "monitor.check: a figure of a site is beyond its limit",
 }

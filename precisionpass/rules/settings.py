@@ -29,11 +29,28 @@ def _or_off(schema: dict[str, Any]) -> None:
     schema["default"] = "off"
 
 
+def _list_or_off(schema: dict[str, Any]) -> None:
+    """In the JSON Schema: a list, or "off"."""
+    items = schema.pop("items")
+    del schema["type"]
+    schema["anyOf"] = [{"type": "array", "items": items}, {"const": "off"}]
+    schema["default"] = "off"
+
+
 OffIsNone = BeforeValidator(_off_is_none)
 IMPLEMENTATIONS = ("auto", "triton", "reference", "keep")
 Implementation = Annotated[
     Literal["auto", "triton", "reference", "keep"], WrapValidator(own_or), WithJsonSchema(schema_of(IMPLEMENTATIONS))
 ]
+
+
+Record = Literal["delta_bias", "row_sum", "max_logit", "repeated_maxima", "entropy", "clipped", "amax", "nonfinite"]
+
+
+def _record_list(value: Any) -> Any:
+    if value in ("off", None):
+        return ()
+    return tuple(value) if isinstance(value, list) else value
 
 
 class RowMaxShift(Checked):
@@ -63,8 +80,10 @@ class GradClip(Checked):
 
     kind: Literal["value", "norm"] = Field(description="value: clamp each element. norm: scale the tensor down.")
     max: float = Field(gt=0, le=1e30, description="Largest element, or largest norm.")
-    on_nonfinite: Literal["zero", "keep"] = Field(
-        default="keep", description="What becomes of inf and nan in a gradient."
+    on_nonfinite: Literal["zero", "keep", "raise"] = Field(
+        default="keep",
+        description="What becomes of inf and nan in a gradient. raise: they are kept and counted, and the next "
+        "monitor.check() raises.",
     )
 
 
@@ -161,6 +180,12 @@ class Apply(Checked):
         description="Attention weights the model returns. same: returned if they are used. never: a site that "
         "returns them is refused.",
     )
+    record: Annotated[tuple[Record, ...], BeforeValidator(_record_list)] = Field(
+        default=(),
+        description="Figures that add up while the model runs, for precisionpass.monitor; off: none. By itself it "
+        "leaves a site as it is.",
+        json_schema_extra=_list_or_off,
+    )
 
     def given(self) -> dict[str, Any]:
         """The settings that were written, as plain data (None for off, a dict for a group)."""
@@ -184,6 +209,7 @@ _ONLY: dict[str, tuple[str, ...]] = dict.fromkeys(
         "grad_clip",
         "dead_rows",
         "probabilities",
+        "record",
     ),
     ATTENTION,
 ) | {"prescale": ("rms_norm",)}
@@ -192,7 +218,7 @@ _ONLY_VALUES = {
     ("lowering", "inline"): _ROWWISE,
     ("statistics", "float64"): _ROWWISE,
 }
-_NEVER_NUMERIC = {"implementation", "lowering", "deterministic", "probabilities", "on_missing_fp8"}
+_NEVER_NUMERIC = {"implementation", "lowering", "deterministic", "probabilities", "on_missing_fp8", "record"}
 
 
 def belongs_to(setting: str, value: Any = None) -> tuple[str, ...]:

@@ -44,11 +44,11 @@ REFUSED = [
     ({"grad_clip_kind": "norm"}, ValueError, "grad_clip is 0.0", "a number above 0"),
     ({"row_max_shift": [2.0]}, ValueError, "row_max_shift is (2.0,)", "three numbers"),
     ({"row_max_shift": [2.0, 60.0, 0.0]}, ValueError, "limit <= 40", "[2.0, 8.0, 0.0]"),
-    ({"on_nonfinite": "raise"}, NotImplementedError, 'on_nonfinite="raise" is not built yet', '"zero" or "keep"'),
     ({"matmul": "fp8_e4m3"}, ValueError, "matmul is 'fp8_e4m3'", '"qk=fp8_e4m3 pv=fp8_e4m3 scale=head"'),
     ({"matmul": "qk=fp8_e4m3"}, TypeError, "FP8 products of float32", "convert q, k and v"),
     ({"q": LOW, "k": LOW, "v": LOW, "matmul": "qk=fp8_e4m3", "delta": "output"}, ValueError, "errors of FP8", "resid"),
     ({"fp8_scales": [torch.ones(1)]}, NotImplementedError, "fp8_scales is reserved", "leave it out"),
+    ({"on_nonfinite": "raise"}, ValueError, 'on_nonfinite="raise" without record', '"zero" or "keep"'),
     ({"implementation": "triton"}, ValueError, 'implementation="triton" cannot', "falls back to the reference"),
 ]
 

@@ -15,7 +15,6 @@ SETTINGS = {
     "hooks": "[my_hooks.watch]",
     "kv_cache": "fp8_e4m3",
     "mask_dtype": "float32",
-    "record": "[max_logit, delta_bias]",
 }
 VALUES = {("implementation", "hopper"), ("op", "linear"), ("recipe", "delayed")}
 

@@ -34,7 +34,7 @@ def test_every_setting_has_its_default_in_the_schema():
     assert all(part["not"] == {} for part in refused.values()), "an editor marks them"
     defaults = {name: value for op in settings.OPS for name, value in settings.defaults(op).items()}
     assert {name: key["default"] for name, key in properties.items()} == {
-        name: "off" if value is None else value for name, value in defaults.items()
+        name: "off" if value in (None, ()) else value for name, value in defaults.items()
     }
 
 

@@ -1,0 +1,1 @@
+"""What is watched and bounded while a model runs: figures, monitors, alarms, clipping, escalation."""
