@@ -57,6 +57,7 @@ class Backend:
                  options: Mapping[str, Any] | None = None, review: str | None = None,
                  model: torch.nn.Module | None = None, own: Extensions = NONE):  # fmt: skip
         own.check(rules)
+        _check_mode(rules, mode, options or {})
         self.own, self.recorder = own, Recorder()
         self.monitor = Monitor(self.recorder)
         self.rules, self.inner, self.mode, self.options = rules, inner, mode, dict(options or {})
@@ -130,8 +131,11 @@ class Backend:
                 events=("nothing has been captured yet", *self.events),
             )
         merged = Report.merge(self.reports)
-        merged = Report(**{**merged.__dict__, "events": (*merged.events, *self.events)})
+        merged = Report(**{**merged.__dict__, "events": (*merged.events, *self.events, *self._escalations())})
         return with_rules(merged, self.rules)
+
+    def _escalations(self) -> list[str]:
+        return [f"{event.site} at step {event.step}: {event.message}" for event in self.monitor.events]
 
     def _compile(self, module: fx.GraphModule, inputs, rewrote: bool, ours: bool, by_action: bool):
         if not callable(self.inner) and self.inner == "inductor":
@@ -163,6 +167,16 @@ class Backend:
             )
             self.events.append(event)
             warnings.warn("precisionpass: " + event, stacklevel=2)
+
+
+def _check_mode(rules: RuleSet, mode: str | None, options: Mapping[str, Any]) -> None:
+    """CUDA graphs replay what was launched once; an escalation is read at each launch."""
+    replays = mode in ("reduce-overhead", "max-autotune") or options.get("triton.cudagraphs")
+    escalates = any(rule.enabled and rule.apply and rule.apply.escalate for rule in rules.rules)
+    if replays and escalates:
+        raise PrecisionPassError("escalate does not work with CUDA graphs", where="precisionpass.compile", code="PP404",
+                                 why="a replayed graph asks nobody which settings count",
+                                 fix='mode="default" or "max-autotune-no-cudagraphs"')  # fmt: skip
 
 
 def _by_action(site: SiteRecord) -> bool:

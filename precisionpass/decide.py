@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -9,7 +10,8 @@ from precisionpass import graph
 from precisionpass.capture import Captured
 from precisionpass.numerics.fp8 import has_fp8
 from precisionpass.origin import Origin
-from precisionpass.rules import MissingFact, Resolved, RuleSet, Setting
+from precisionpass.rules import Condition, MissingFact, Resolved, RuleSet, Setting
+from precisionpass.rules.groups import figures_of
 from precisionpass.rules.own import is_own
 from precisionpass.rules.predicate import ask, name_of, not_a_truth
 from precisionpass.rules.settings import changes_numbers, contradiction
@@ -67,6 +69,11 @@ class Decision:
     def observed(self) -> bool:
         """Whether the site stays as it is, and its figures are recorded."""
         return self.reason == "recorded"
+
+    @property
+    def escalates_when(self) -> Condition:
+        """What the site's figures are asked; only where a rule says `escalate`."""
+        return figures_of(self.values["escalate"]["when"])  # type: ignore[index]
 
     def refused(self, reason: str, detail: str = "") -> "Decision":
         return self._but("refused", reason, detail)
@@ -154,11 +161,19 @@ def _in_force(action: str, reason: str, resolved: Resolved) -> dict[str, Setting
 
 def _contradicting(resolved: Resolved) -> str:
     """What cannot hold together once the rules are merged, with the rules that set it; "" where all is well."""
-    found = contradiction({name: setting.value for name, setting in resolved.settings.items()})
+    values = {name: setting.value for name, setting in resolved.settings.items()}
+    found = contradiction(values)
     if found is None:
-        return ""
+        return _contradicting_once_escalated(values)
     setters = [f'rule "{resolved.settings[name].rule}" sets {name}' for name in found[2]]
     return f"{' and '.join(setters)}; {found[1]}"
+
+
+def _contradicting_once_escalated(values: Mapping[str, Any]) -> str:
+    """The same of the settings that an escalation would leave."""
+    to = (values.get("escalate") or {}).get("to", {})
+    found = contradiction(values | {name: None if value == "off" else value for name, value in to.items()})
+    return f"once escalated, {found[1]}" if found else ""
 
 
 def _action(site: Site, resolved) -> tuple[str, str]:

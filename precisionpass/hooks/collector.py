@@ -102,7 +102,7 @@ class Collector:
         if self.parts and self.sequences:
             q = self.arguments.q
             self.parts["rows"] = torch.full((self.heads,), q.shape[0] * q.shape[2], device=q.device)
-            self.site.add(self.parts, self.heads, self.sequences)
+            self.site.add(self.parts, self.heads, self.sequences, is_step=upstream is not None)
 
     def _sequence_sums(self) -> Tensor:
         if self.row_sums is None:  # one more: the rows past the last of packed sequences

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, distributed
 
 from precisionpass.errors import PrecisionPassError
+from precisionpass.hooks.escalation import Event
 from precisionpass.hooks.figures import SUMS
 from precisionpass.hooks.reading import Alarm, alarms, read
 from precisionpass.hooks.recorder import Recorder
@@ -51,14 +53,24 @@ class Monitor:
             warnings.warn(f"precisionpass: {alarm.site}: {alarm.message}; {ADVICE[alarm.kind]}", stacklevel=2)
         return found
 
+    @property
+    def events(self) -> list[Event]:
+        """What escalations have done, site by site: Event(site, step, escalated, message)."""
+        return [event for _, site in sorted(self._recorder.sites.items()) for event in site.events]
+
     def reset(self) -> None:
         """Begin anew: every figure from zero."""
         for site in self._recorder.sites.values():
             site.reset()
 
     def state_dict(self) -> dict[str, Any]:
-        """What to keep with a checkpoint, on the CPU: the totals of every site over all ranks."""
-        return {"totals": self._totals()}
+        """What to keep with a checkpoint, on the CPU: the totals over all ranks, escalations, and what they did."""
+        sites = self._recorder.sites.values()
+        return {
+            "totals": self._totals(),
+            "escalations": {site.name: site.escalation.state_dict() for site in sites if site.escalation is not None},
+            "events": {site.name: [asdict(event) for event in site.events] for site in sites},
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict`. A site that is not known yet takes its part when it is captured."""
@@ -66,6 +78,10 @@ class Monitor:
         for name, totals in state["totals"].items():
             site = self._recorder.site(name)
             site.restore(totals) if is_first else site.reset()
+        for name, escalation in state["escalations"].items():
+            self._recorder.site(name).go_on_from(escalation)
+        for name, events in state["events"].items():
+            self._recorder.site(name).events = [Event(**event) for event in events]
 
     def _totals(self) -> dict[str, Tensor]:
         """[len(ROWS), columns] by site on the CPU, over all ranks; a column for each head."""

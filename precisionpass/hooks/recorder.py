@@ -10,11 +10,14 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from precisionpass.hooks.figures import MAXIMA, ROWS, SUMS, WHOLE
+from precisionpass.hooks.escalation import Escalation, Event
+from precisionpass.hooks.figures import ROWS, WHOLE
+from precisionpass.hooks.totals import empty, merge
 
 _KNOWN: weakref.WeakValueDictionary[str, Recorder] = weakref.WeakValueDictionary()
 _NUMBERS = itertools.count()
@@ -23,16 +26,29 @@ _NUMBERS = itertools.count()
 class SiteTotals:
     """The totals of one site: [len(ROWS), heads] FP64 on each device it has run on.
 
-    records: what is recorded. overrides: settings of the op that count instead of the graph's, while escalated.
-    raises: a non-finite gradient is an error at the next check.
+    records: what is recorded. raises: a non-finite gradient is an error at the next check. events: what its escalation
+    has done.
     """
 
     def __init__(self, name: str, records: Iterable[str]) -> None:
         self.name, self.records = name, frozenset(records)
-        self.overrides: Mapping[str, object] = {}
         self.raises = False
-        self.sequences = 0  # since the last window of an escalation; counted on the host
+        self.escalation: Escalation | None = None
+        self.events: list[Event] = []
         self._totals: dict[tuple[torch.device, int], Tensor] = {}
+        self._to_go_on_from: Mapping[str, Any] | None = None
+
+    @property
+    def overrides(self) -> Mapping[str, object]:
+        """Settings of the op that count instead of the graph's just now."""
+        return self.escalation.overrides if self.escalation is not None else {}
+
+    def escalate(self, escalation: Escalation, device: torch.device) -> None:
+        """Let the site escalate, from where a checkpoint left it; a graph that is compiled again changes nothing."""
+        if self.escalation is None:
+            self.escalation = escalation
+            if self._to_go_on_from is not None:
+                escalation.load_state_dict(self._to_go_on_from, device)
 
     def totals(self, device: torch.device, heads: int) -> Tensor:
         """The totals for tensors on this device with so many heads; made when first asked for."""
@@ -41,16 +57,21 @@ class SiteTotals:
             self._totals[key] = empty(heads, device)
         return self._totals[key]
 
-    def add(self, parts: Mapping[str, Tensor], heads: int, sequences: int) -> None:
-        """Add the figures of one call: name of a row -> [heads], or one number for a row of WHOLE."""
+    def add(self, parts: Mapping[str, Tensor], heads: int, sequences: int, is_step: bool) -> None:
+        """Add the figures of one call: name of a row -> [heads], or one number for a row of WHOLE.
+
+        is_step: the call was a backward.
+        """
         device = next(iter(parts.values())).device
         call = empty(heads, device)
         call[ROWS.index("sequences")] = sequences
         for name, value in parts.items():
             row = call[ROWS.index(name)]
             (row[0] if name in WHOLE else row).copy_(value)
-        self.sequences += sequences
         merge(self.totals(device, heads), call)
+        if self.escalation is not None and is_step:
+            event = self.escalation.after_step(self.name, self.records, call, sequences)
+            self.events += [event] if event else []
 
     def together(self) -> Tensor:
         """The totals of all devices on the CPU, [len(ROWS), heads]; waits for them.
@@ -67,9 +88,15 @@ class SiteTotals:
         self.reset()
         self._totals[torch.device("cpu"), totals.shape[1]] = totals.to(torch.float64, copy=True)
 
+    def go_on_from(self, state: Mapping[str, Any]) -> None:
+        """Let the escalation, now or once there is one, go on from its state."""
+        self._to_go_on_from = state
+        if self.escalation is not None:
+            device = next((device for device, _ in self._totals if device.type != "cpu"), torch.device("cpu"))
+            self.escalation.load_state_dict(state, device)
+
     def reset(self) -> None:
-        """Begin anew."""
-        self.sequences = 0
+        """Begin anew; an escalation goes on."""
         for (device, heads), totals in self._totals.items():
             totals.copy_(empty(heads, device))
 
@@ -100,17 +127,3 @@ def find(handle: str) -> SiteTotals | None:
     name, _, site = handle.partition("/")
     recorder = _KNOWN.get(name) if handle else None
     return recorder.sites.get(site) if recorder is not None else None
-
-
-def empty(heads: int, device: torch.device | str = "cpu") -> Tensor:
-    """Totals of nothing: zeros, and -inf where the largest counts."""
-    totals = torch.zeros(len(ROWS), heads, dtype=torch.float64, device=device)
-    totals[len(SUMS) :] = -torch.inf
-    return totals
-
-
-def merge(totals: Tensor, more: Tensor) -> None:
-    """Add `more` to `totals`, in place: sums to sums, the larger of two maxima."""
-    totals[: len(SUMS)] += more[: len(SUMS)]
-    largest = totals[-len(MAXIMA) :]
-    torch.maximum(largest, more[-len(MAXIMA) :], out=largest)

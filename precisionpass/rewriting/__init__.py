@@ -53,7 +53,7 @@ def rewrite(
                 _observe(captured, shadow, decision, recording.get(position))
             else:
                 placed[position] = _write(captured, shadow, decision, actions or {}, recording.get(position))
-                if recorder is None and decision.values.get("record"):
+                if recorder is None and (decision.values.get("record") or decision.values.get("escalate")):
                     done[position] = decision.noting(f"its figures are not recorded: {NO_RECORDER}")
         except CannotPlace as problem:
             refused = decision.not_recorded if decision.observed else partial(decision.refused, problem.reason)

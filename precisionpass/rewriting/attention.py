@@ -1,28 +1,24 @@
 """The attention op in place of a site's calls."""
 
 import operator
-from collections.abc import Mapping
-from dataclasses import fields
 
 import torch
 from torch import fx
 
 from precisionpass import graph
 from precisionpass.decide import Decision
-from precisionpass.ops.arguments import AttentionArguments
-from precisionpass.ops.capabilities import shift_limit
 from precisionpass.rewriting.arrange import strides_matter
 from precisionpass.rewriting.operands import operands
 from precisionpass.rewriting.own import Actions, call_action
-from precisionpass.rewriting.recording import Recording
-from precisionpass.rewriting.writer import ActionRefuses, Placed, ShiftTooLarge, Writer
+from precisionpass.rewriting.recording import Recording, start_escalation
+from precisionpass.rewriting.settings import settings
+from precisionpass.rewriting.writer import ActionRefuses, Placed, Writer
 from precisionpass.shadow import Shadow
 from precisionpass.sites.band import as_arguments
-from precisionpass.sites.describe import attention_dtype, short
+from precisionpass.sites.describe import attention_dtype
 from precisionpass.sites.site import Attention
 
 _SIXTEEN_BIT = (torch.bfloat16, torch.float16)
-_DEFAULTS = {field.name: field.default for field in fields(AttentionArguments)}
 
 
 def write_attention(
@@ -65,6 +61,7 @@ def _results(
         if dtype in _SIXTEEN_BIT and gradients and residual:
             inputs["save_residual"] = True
         if recording is not None:
+            start_escalation(recording, decision)
             inputs["record"] = recording.handle
             inputs |= {} if gradients else {"record_forward": True}
         call = writer.call(torch.ops.precisionpass.attention.default, *found.qkv, **inputs)
@@ -98,38 +95,3 @@ def _by_action(
         return q.new_empty((*q.shape[:3], v.shape[3]))
 
     return call_action(writer, decision, actions, qkv, inputs, like)
-
-
-def settings(decision: Decision, operation: Attention) -> dict[str, object]:
-    """The op's own names for what the rules set; what is at the op's default is left out."""
-    values: Mapping = decision.values
-    chosen: dict[str, object] = {name: values[name] for name in ("normaliser", "delta", "deterministic")}
-    chosen["implementation"] = values["implementation"]
-    same = "zero" if operation.safe_softmax else "nan"
-    chosen["dead_rows"] = same if values["dead_rows"] == "same" else values["dead_rows"]
-    if values["row_max_shift"]:
-        shift, dtype = values["row_max_shift"], attention_dtype(operation)
-        in_fp8 = bool(values["matmul"]) and values["matmul"]["pv"] != "same"
-        most = shift_limit(dtype, in_fp8)
-        if shift["limit"] > most:
-            room = "a P in FP8" if in_fp8 else short(dtype)
-            raise ShiftTooLarge(f"limit {shift['limit']:g}, and {room} has room for {most:g}")
-        chosen["row_max_shift"] = [float(shift["beta"]), float(shift["limit"]), float(shift["tolerance"])]
-    if values["matmul"]:
-        named = {name: values["matmul"][name] for name in ("qk", "pv", "scale")}
-        chosen["matmul"] = " ".join(f"{name}={value}" for name, value in named.items() if value != "same")
-    if values["logit_clip"]:
-        chosen |= {"logit_clip": values["logit_clip"]["kind"], "logit_clip_max": float(values["logit_clip"]["max"])}
-    if values["output_clip"]:
-        chosen["output_clip"] = float(values["output_clip"])
-    if values["grad_clip"]:
-        clip = values["grad_clip"]
-        chosen |= {
-            "grad_clip_kind": clip["kind"],
-            "grad_clip": float(clip["max"]),
-            "on_nonfinite": clip["on_nonfinite"],
-        }
-    chosen |= as_arguments(operation.band, operation) or {}
-    if operation.probabilities_stage != "none":
-        chosen["probabilities"] = operation.probabilities_stage
-    return {name: value for name, value in chosen.items() if value != _DEFAULTS[name]}

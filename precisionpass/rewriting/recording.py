@@ -8,9 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
+from precisionpass import graph
 from precisionpass.decide import Decision
-from precisionpass.hooks.recorder import Recorder
+from precisionpass.hooks.escalation import Escalation
+from precisionpass.hooks.figures import FIGURES
+from precisionpass.hooks.recorder import Recorder, SiteTotals
 from precisionpass.rewriting.operands import operands
+from precisionpass.rewriting.settings import overrides
 from precisionpass.rewriting.writer import CannotPlace, Writer
 from precisionpass.shadow import Shadow
 from precisionpass.sites.band import as_arguments
@@ -19,10 +23,10 @@ from precisionpass.sites.site import Attention
 
 @dataclass(frozen=True)
 class Recording:
-    """How one site records. handle: what its op is given. records: what is added up there."""
+    """How one site records. handle: what its op is given."""
 
     handle: str
-    records: tuple[str, ...]
+    totals: SiteTotals
 
 
 def recordings(decisions: Sequence[Decision], recorder: Recorder | None) -> dict[int, Recording]:
@@ -42,7 +46,7 @@ def recordings(decisions: Sequence[Decision], recorder: Recorder | None) -> dict
         if recorder is None or not wanted or not (decision.observed or decision.action == "rewritten"):
             continue
         name = place if seen[place] == 1 else f"{place}#{seen[place]}"
-        found[position] = Recording(recorder.handle(name, wanted), wanted)
+        found[position] = Recording(recorder.handle(name, wanted), recorder.site(name))
         recorder.site(name).raises |= _raises(decision)
     return found
 
@@ -55,12 +59,30 @@ def _records(decision: Decision) -> tuple[str, ...]:
         wanted.pop("delta_bias", None)  # the model's own dropout mask is not known
     if _raises(decision):
         wanted["nonfinite"] = None
+    if _escalates(decision):
+        wanted |= {FIGURES[name].record: None for name in decision.escalates_when.names}
     return tuple(wanted)
+
+
+def _escalates(decision: Decision) -> bool:
+    return decision.action == "rewritten" and not decision.own_action and bool(decision.values["escalate"])
+
+
+def start_escalation(recording: Recording, decision: Decision) -> None:
+    """Make the site able to escalate, where a rule says so. Raises ShiftTooLarge for settings it cannot have."""
+    if not _escalates(decision):
+        return
+    asked, operation = decision.values["escalate"], decision.site.operation
+    shown = ", ".join(f"{name}={value}" for name, value in asked["to"].items())
+    safer = overrides(decision, operation)
+    device = graph.value(operation.output).device
+    escalation = Escalation(decision.escalates_when, safer, shown, asked["hold"], asked["window"])
+    recording.totals.escalate(escalation, device)
 
 
 def _raises(decision: Decision) -> bool:
     clip = decision.values["grad_clip"]
-    return decision.action == "rewritten" and bool(clip) and clip["on_nonfinite"] == "raise"
+    return decision.action == "rewritten" and not decision.own_action and bool(clip) and clip["on_nonfinite"] == "raise"
 
 
 def write_observer(decision: Decision, shadow: Shadow, recording: Recording, wants_gradients: bool) -> None:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from precisionpass.rules.condition_tree import ConditionError, TreeBuilder
-from precisionpass.rules.facts import canonical_word
+from precisionpass.rules.facts import FACTS, FIGURE_FACTS, canonical_word
 
 LONGEST = 2000
 MOST_NODES = 400
@@ -110,8 +110,11 @@ def _plain(value: object) -> object:
 
 
 @lru_cache(maxsize=1024)
-def parse(text: str) -> Condition:
-    """Check a condition. Raises ConditionError with the offset in `text` of what is wrong."""
+def parse(text: str, of_figures: bool = False) -> Condition:
+    """Check a condition. Raises ConditionError with the offset in `text` of what is wrong.
+
+    of_figures: over what a running site records, not over what is known of a site beforehand.
+    """
     if len(text) > LONGEST:
         raise ConditionError(f"the condition has {len(text)} characters; the limit is {LONGEST}", 0)
     if not text.strip():
@@ -127,7 +130,7 @@ def parse(text: str) -> Condition:
         offset = (getattr(error, "offset", None) or len(flat)) - 1 + start
         raise ConditionError("the condition cannot be read here", min(max(offset, 0), len(text) - 1)) from None
     _bound(body)
-    builder = TreeBuilder(start)
+    builder = TreeBuilder(start, FIGURE_FACTS if of_figures else FACTS)
     tree = builder.truth(body)
     if not builder.names:
         raise ConditionError("the condition asks nothing about the site", 0)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import math
+from collections.abc import Mapping
 
-from precisionpass.rules.facts import FACTS, canonical_word
+from precisionpass.rules.facts import FACTS, Fact, canonical_word
 from precisionpass.rules.nearest import advice, shown
 
 LARGEST = 2**63 - 1
@@ -40,11 +41,12 @@ class TreeBuilder:
     """Checks one condition and collects the facts it reads in `names`.
 
     Each method returns (type, tree) or a tree; types are "size", "number", "flag", "word" and "text" (a word whose
-    fact is not known yet). start: how many characters were cut off before the first.
+    fact is not known yet). start: how many characters were cut off before the first. facts: what may be asked.
     """
 
-    def __init__(self, start: int) -> None:
+    def __init__(self, start: int, facts: Mapping[str, Fact] = FACTS) -> None:
         self.start = start
+        self.facts = facts
         self.names: set[str] = set()
 
     def truth(self, node: ast.expr) -> tuple:
@@ -60,8 +62,8 @@ class TreeBuilder:
             return tree
         name = ast.unparse(node)
         if kind == "text":
-            raise self._error(node, f"unknown fact {shown(name)}; {advice(name, FACTS)}")
-        ask = f"{name} == {FACTS[name].words[0]}" if kind == "word" else f"{name} > 0"
+            raise self._error(node, f"unknown fact {shown(name)}; {advice(name, self.facts)}")
+        ask = f"{name} == {self.facts[name].words[0]}" if kind == "word" else f"{name} > 0"
         raise self._error(node, f"{shown(name)} is not true or false; compare it, as in {ask}")
 
     def _compare(self, node: ast.Compare) -> tuple:
@@ -90,7 +92,7 @@ class TreeBuilder:
             self._check_word(fact, text[1], at)
         elif "text" in kinds:
             at, tree = (left, left_tree) if left_kind == "text" else (right, right_tree)
-            raise self._error(at, f"unknown fact {shown(tree[1])}; {advice(tree[1], FACTS)}")
+            raise self._error(at, f"unknown fact {shown(tree[1])}; {advice(tree[1], self.facts)}")
         elif len(kinds) > 1:
             raise self._error(left, f"{ast.unparse(left)} and {ast.unparse(right)} cannot be compared")
         if sign not in ("==", "!="):
@@ -99,7 +101,7 @@ class TreeBuilder:
 
     def _check_word(self, fact: ast.expr, word: str, at: ast.expr) -> None:
         name = ast.unparse(fact)
-        words = FACTS[name].words
+        words = self.facts[name].words
         if word not in words:
             raise self._error(at, f"{shown(word)} is no {name}; {advice(word, words)}")
 
@@ -123,10 +125,10 @@ class TreeBuilder:
     def _name(self, node: ast.Name) -> tuple[str, tuple]:
         if node.id in _TRUTHS:
             return "flag", ("constant", _TRUTHS[node.id])
-        if node.id not in FACTS:
+        if node.id not in self.facts:
             return "text", ("constant", canonical_word(node.id))
         self.names.add(node.id)
-        return FACTS[node.id].type, ("fact", node.id)
+        return self.facts[node.id].type, ("fact", node.id)
 
     def _constant(self, node: ast.Constant) -> tuple[str, tuple]:
         value = node.value
@@ -151,7 +153,7 @@ class TreeBuilder:
         right_kind, right = self._term(node.right)
         for side, kind, tree in ((node.left, left_kind, left), (node.right, right_kind, right)):
             if kind == "text":
-                raise self._error(side, f"unknown fact {shown(tree[1])}; {advice(tree[1], FACTS)}")
+                raise self._error(side, f"unknown fact {shown(tree[1])}; {advice(tree[1], self.facts)}")
             if kind != "size":
                 raise self._error(side, f"{ast.unparse(side)} is not a whole number, so there is no {sign} on it")
         if sign in ("//", "%") and not (right[0] == "constant" and right[1] > 0):

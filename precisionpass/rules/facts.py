@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from precisionpass.hooks.figures import FIGURES
+
 _ALL = ("attention", "softmax", "log_softmax", "layer_norm", "rms_norm")
 _ATTENTION = ("attention",)
 _NORMS = ("layer_norm", "rms_norm")
@@ -52,6 +54,9 @@ FACTS = {
     "width": Fact("size", _LAST_AXIS, "elements that are normalised together"),
     "eps": Fact("number", _NORMS, "what is added to the variance"),
 }
+
+# What `escalate: when` may ask of a site that runs.
+FIGURE_FACTS = {name: Fact("number", _ATTENTION, figure.meaning) for name, figure in FIGURES.items()}
 
 
 def canonical_word(word: str) -> str:

@@ -9,7 +9,6 @@ NOT_YET_SETTINGS = {
     "budget": "refusing a site whose measured error is above a limit",
     "mask_dtype": "the dtype a mask is added in, now always that of the scores, FP32 or FP64",
     "hooks": "calling functions of yours at a site",
-    "escalate": "changing settings when a monitor fires",
 }
 # products of matmul -> what they are
 NOT_YET_PRODUCTS = {

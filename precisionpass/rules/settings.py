@@ -9,111 +9,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, WrapValidator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, WithJsonSchema, WrapValidator
 
 from precisionpass.rules.checked import Checked
+from precisionpass.rules.groups import (
+    Escalate,
+    GradClip,
+    LogitClip,
+    MatMul,
+    OffIsNone,
+    Records,
+    RowMaxShift,
+    list_or_off,
+    or_off,
+)
 from precisionpass.rules.own import is_own, own_or, schema_of
 
 OPS = ("attention", "softmax", "log_softmax", "layer_norm", "rms_norm")
 ATTENTION = ("attention",)
-
-
-def _off_is_none(value: Any) -> Any:
-    return None if value == "off" else value
-
-
-def _or_off(schema: dict[str, Any]) -> None:
-    """Show "off" in the JSON Schema where Python says None."""
-    schema["anyOf"] = [{"const": "off"} if option == {"type": "null"} else option for option in schema["anyOf"]]
-    schema["default"] = "off"
-
-
-def _list_or_off(schema: dict[str, Any]) -> None:
-    """In the JSON Schema: a list, or "off"."""
-    items = schema.pop("items")
-    del schema["type"]
-    schema["anyOf"] = [{"type": "array", "items": items}, {"const": "off"}]
-    schema["default"] = "off"
-
-
-OffIsNone = BeforeValidator(_off_is_none)
 IMPLEMENTATIONS = ("auto", "triton", "reference", "keep")
 Implementation = Annotated[
     Literal["auto", "triton", "reference", "keep"], WrapValidator(own_or), WithJsonSchema(schema_of(IMPLEMENTATIONS))
 ]
-
-
-Record = Literal["delta_bias", "row_sum", "max_logit", "repeated_maxima", "entropy", "clipped", "amax", "nonfinite"]
-
-
-def _record_list(value: Any) -> Any:
-    if value in ("off", None):
-        return ()
-    return tuple(value) if isinstance(value, list) else value
-
-
-class RowMaxShift(Checked):
-    """Subtract a little more than a repeated row maximum, so that no probability is exactly 1 (arXiv 2510.04212).
-
-    Bounded: shift = max(previous, min(beta * m, m + limit)) for m > 0 and min(0, m + limit) for m < 0.
-    """
-
-    beta: float = Field(default=2.0, gt=1, le=100, description="Factor on a positive row maximum.")
-    limit: float = Field(
-        default=8.0, ge=0, le=40, description="Largest distance of the shift from the row maximum, in logits."
-    )
-    tolerance: float = Field(
-        default=0.0, ge=0, le=1, description="Scores this close to the maximum count as repeats of it."
-    )
-
-
-class LogitClip(Checked):
-    """Bound the scores after scale, before bias and mask."""
-
-    kind: Literal["hard", "tanh"] = Field(description="hard: clamp. tanh: max * tanh(score / max).")
-    max: float = Field(gt=0, le=1e6, description="Largest magnitude of a score, in logits.")
-
-
-class GradClip(Checked):
-    """Bound the gradients of q, k and v that leave this site's backward."""
-
-    kind: Literal["value", "norm"] = Field(description="value: clamp each element. norm: scale the tensor down.")
-    max: float = Field(gt=0, le=1e30, description="Largest element, or largest norm.")
-    on_nonfinite: Literal["zero", "keep", "raise"] = Field(
-        default="keep",
-        description="What becomes of inf and nan in a gradient. raise: they are kept and counted, and the next "
-        "monitor.check() raises.",
-    )
-
-
-Product = Literal["same", "fp8_e4m3", "fp8_e5m2"]
-
-
-class MatMul(Checked):
-    """The formats of the two products of attention in the forward; the backward is that of the model's own format."""
-
-    qk: Product = Field(
-        default="same",
-        description="Q K^T. same: the model's format. fp8_e4m3: three bits after the point, up to 448. fp8_e5m2: two, "
-        "up to 57344.",
-    )
-    pv: Product = Field(default="same", description="P V, with a P that is scaled before it is rounded.")
-    scale: Literal["tensor", "head", "row", "block"] = Field(
-        default="head",
-        description="What has a scale of its own: the tensor, a head of a sequence, a row of q and k and a column of "
-        "v, or 128 rows of a head.",
-    )
-    recipe: Literal["current"] = Field(
-        default="current", description="What scales are made of. current: the largest magnitude of the tensor at hand."
-    )
-
-    @model_validator(mode="after")
-    def _asks_for_something(self) -> MatMul:
-        if self.qk == self.pv == "same":
-            message = "matmul sets no product: qk, pv or both"
-            raise PydanticCustomError("PP106", "{message}", {"message": message, "at": ()})
-        return self
 
 
 class Apply(Checked):
@@ -152,7 +69,7 @@ class Apply(Checked):
         "recompute: rowsum(P * dP) / rowsum(P), no memory, one more pass. output: from the rounded output, biased.",
     )
     matmul: Annotated[MatMul | None, OffIsNone] = Field(
-        default=None, description="Products in FP8; off: in the model's format.", json_schema_extra=_or_off
+        default=None, description="Products in FP8; off: in the model's format.", json_schema_extra=or_off
     )
     on_missing_fp8: Literal["refuse", "bf16"] = Field(
         default="refuse",
@@ -160,16 +77,16 @@ class Apply(Checked):
         "FP16, with a warning. implementation: reference computes FP8 anywhere, slowly.",
     )
     row_max_shift: Annotated[RowMaxShift | None, OffIsNone] = Field(
-        default=None, description="The bounded shift of a repeated row maximum; off: none.", json_schema_extra=_or_off
+        default=None, description="The bounded shift of a repeated row maximum; off: none.", json_schema_extra=or_off
     )
     logit_clip: Annotated[LogitClip | None, OffIsNone] = Field(
-        default=None, description="A bound on the scores; off: none.", json_schema_extra=_or_off
+        default=None, description="A bound on the scores; off: none.", json_schema_extra=or_off
     )
     output_clip: Annotated[float | None, OffIsNone] = Field(
-        default=None, gt=0, le=1e30, description="Largest magnitude of an output; off: none.", json_schema_extra=_or_off
+        default=None, gt=0, le=1e30, description="Largest magnitude of an output; off: none.", json_schema_extra=or_off
     )
     grad_clip: Annotated[GradClip | None, OffIsNone] = Field(
-        default=None, description="A bound on the gradients of this site; off: none.", json_schema_extra=_or_off
+        default=None, description="A bound on the gradients of this site; off: none.", json_schema_extra=or_off
     )
     dead_rows: Literal["same", "zero", "nan"] = Field(
         default="same",
@@ -180,11 +97,17 @@ class Apply(Checked):
         description="Attention weights the model returns. same: returned if they are used. never: a site that "
         "returns them is refused.",
     )
-    record: Annotated[tuple[Record, ...], BeforeValidator(_record_list)] = Field(
+    record: Records = Field(
         default=(),
         description="Figures that add up while the model runs, for precisionpass.monitor; off: none. By itself it "
         "leaves a site as it is.",
-        json_schema_extra=_list_or_off,
+        json_schema_extra=list_or_off,
+    )
+
+    escalate: Annotated[Escalate | None, OffIsNone] = Field(
+        default=None,
+        description="Safer settings while the site's figures ask for them; off: never.",
+        json_schema_extra=or_off,
     )
 
     def given(self) -> dict[str, Any]:
@@ -193,7 +116,9 @@ class Apply(Checked):
 
 
 def _plain(value: Any) -> Any:
-    return dict(value) if isinstance(value, Checked) else value
+    if isinstance(value, Checked):
+        return {name: _plain(held) for name, held in value if held is not None}
+    return value
 
 
 # Settings that only some ops have; the others belong to every op.
@@ -210,6 +135,7 @@ _ONLY: dict[str, tuple[str, ...]] = dict.fromkeys(
         "dead_rows",
         "probabilities",
         "record",
+        "escalate",
     ),
     ATTENTION,
 ) | {"prescale": ("rms_norm",)}

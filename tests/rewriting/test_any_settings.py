@@ -29,6 +29,8 @@ CHOICES = {
     "logit_clip": ["off", {"kind": "hard", "max": 1e-3}, {"kind": "tanh", "max": 1e6}],
     "output_clip": ["off", 0.5, 1e30],
     "grad_clip": ["off", {"kind": "value", "max": 1e-3}, {"kind": "norm", "max": 1e30, "on_nonfinite": "zero"}],
+    "record": ["off", ["delta_bias", "row_sum", "max_logit"], ["repeated_maxima", "entropy", "clipped", "amax"]],
+    "escalate": ["off", {"when": "entropy > 1", "to": {"delta": "recompute"}, "hold": 1, "window": 2}],
     "dead_rows": ["same", "zero", "nan"],
     "probabilities": ["same", "never"],
 }

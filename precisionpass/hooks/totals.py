@@ -1,0 +1,22 @@
+"""The totals of a site as one tensor: [len(ROWS), heads] FP64, sums first, then the largest."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from precisionpass.hooks.figures import MAXIMA, ROWS, SUMS
+
+
+def empty(heads: int, device: torch.device | str = "cpu") -> Tensor:
+    """Totals of nothing: zeros, and -inf where the largest counts."""
+    totals = torch.zeros(len(ROWS), heads, dtype=torch.float64, device=device)
+    totals[len(SUMS) :] = -torch.inf
+    return totals
+
+
+def merge(totals: Tensor, more: Tensor) -> None:
+    """Add `more` to `totals`, in place: sums to sums, the larger of two maxima."""
+    totals[: len(SUMS)] += more[: len(SUMS)]
+    largest = totals[-len(MAXIMA) :]
+    torch.maximum(largest, more[-len(MAXIMA) :], out=largest)
