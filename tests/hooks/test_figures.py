@@ -10,7 +10,7 @@ import precisionpass.ops  # noqa: F401
 from precisionpass.hooks.figures import FIGURES, RECORDS, ROWS, WHOLE
 from precisionpass.hooks.monitor import Monitor
 from precisionpass.hooks.recorder import Recorder, find
-from precisionpass.rules import settings
+from precisionpass.rules import groups
 
 attention = torch.ops.precisionpass.attention
 
@@ -34,7 +34,7 @@ def tensors(dtype=torch.float32, heads=3, key_heads=3):
 
 
 def test_the_words_of_the_rules_are_those_of_the_figures():
-    assert get_args(settings.Record) == tuple(RECORDS)
+    assert get_args(groups.Record) == tuple(RECORDS)
     assert {figure.record for figure in FIGURES.values()} == set(RECORDS) and set(WHOLE) < set(ROWS)
 
 
