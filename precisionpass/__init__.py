@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from precisionpass.api import compile, explain, is_active, monitor, report, rewrite
     from precisionpass.errors import PrecisionPassError
+    from precisionpass.hooks.gradient_norm import clip_grad_norm_
     from precisionpass.rules.model import Match, Rule
     from precisionpass.sites import Found, Recogniser, default_sites
 
@@ -24,6 +25,7 @@ __all__ = [
     "Recogniser",
     "Rule",
     "__version__",
+    "clip_grad_norm_",
     "compile",
     "default_sites",
     "explain",
@@ -39,6 +41,7 @@ _HOME = {
     "PrecisionPassError": "precisionpass.errors",
     "Recogniser": "precisionpass.sites",
     "Rule": "precisionpass.rules.model",
+    "clip_grad_norm_": "precisionpass.hooks.gradient_norm",
     "compile": "precisionpass.api",
     "default_sites": "precisionpass.sites",
     "explain": "precisionpass.api",

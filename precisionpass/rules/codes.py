@@ -50,4 +50,5 @@ CODES = {
     "PP408": "a backend that torch does not have",
     "PP409": "an expectation failed, and the rules say on_unexpected: error",
     "PP501": "monitor.check: a figure of a site is beyond its limit",
+    "PP502": "clip_grad_norm_: a gradient that is not finite, or arguments that it cannot use",
 }

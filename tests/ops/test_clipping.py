@@ -55,3 +55,25 @@ def test_an_infinite_upstream_gradient_reaches_only_what_it_may_attend_to(kind):
         assert all(bool(part.isfinite().all()) == finite for part in gradients)
         assert bool(gradients[1][0, 0, 3:].isfinite().all()), "keys that row 2 cannot see"
         assert bool(gradients[0][0, 0, :2].isfinite().all()), "rows of their own"
+
+
+@pytest.mark.parametrize(
+    "clip",
+    [
+        {"logit_clip": "hard", "logit_clip_max": 0.7},
+        {"logit_clip": "tanh", "logit_clip_max": 0.7},
+        {"output_clip": 0.3},
+        {"logit_clip": "tanh", "logit_clip_max": 2.0, "output_clip": 0.4, "softcap": 1.5},
+    ],
+    ids=lambda clip: "-".join(map(str, clip.values())),
+)
+@pytest.mark.parametrize("delta", ["residual", "recompute"])
+def test_the_gradient_is_that_of_the_clipped_function(clip, delta):
+    q, k, v = torch.randn(3, 1, 2, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+    def attend(*tensors):
+        return attention(*tensors, causal="top_left", delta=delta, **clip)[0]
+
+    free = attention(q, k, v, causal="top_left")[0]
+    assert float((attend(q, k, v) - free).abs().max()) > 1e-2, "nothing is clipped"
+    assert torch.autograd.gradcheck(attend, [part.requires_grad_() for part in (q, k, v)])
