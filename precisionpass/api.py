@@ -60,16 +60,12 @@ def compile(model: Callable, rules: Any = "stable-bf16", *, review: str | os.Pat
     returned. rules: a preset's name, a path, or a list of Rule. review: a folder for the review, written when the model
     is first called. backend, mode, options, fullgraph, dynamic: as in torch.compile.
     sites: recognisers instead of default_sites, usually [*default_sites, mine]. actions: functions of one's own by the
-    name "own.NAME" that a rule gives as implementation.
+    name "own.NAME" that a rule gives as implementation. hooks: functions of one's own by the name that a rule calls.
     A second call replaces the first. Raises PrecisionPassError for bad rules, before anything is changed. Calling the
     model raises it where the rules say so: on_refused while a graph is captured, on_unmatched and on_unexpected after
     the first call.
     """
-    if hooks is not None:
-        raise PrecisionPassError(
-            "hooks= is not built yet", where="precisionpass.compile", fix="leave hooks out", code="PP403"
-        )
-    loaded, own_parts = load(rules), extensions(sites, actions)
+    loaded, own_parts = load(rules), extensions(sites, actions, hooks)
     own = {name: torch_compile_options.pop(name, None) for name in ("mode", "options")}
     if own["mode"] and own["options"]:
         raise PrecisionPassError("mode and options are both given", where="precisionpass.compile",
@@ -88,12 +84,12 @@ def compile(model: Callable, rules: Any = "stable-bf16", *, review: str | os.Pat
 
 def explain(model: Callable, args: tuple = (), kwargs: Mapping[str, Any] | None = None, rules: Any = "stable-bf16",
             training: bool | None = None, measure: bool = False, *, sites: Any = None,
-            actions: Any = None) -> Report:  # fmt: skip
+            actions: Any = None, hooks: Any = None) -> Report:  # fmt: skip
     """What compile would do to `model` on these arguments, without compiling or running it; works on meta tensors.
 
     training: True or False for a training step or inference, None for the model's own mode and the current grad mode.
     measure: also run each kind of rewritten site alone, old and new, on made-up values of the captured shapes, against
-    float64. sites, actions: as in compile.
+    float64. sites, actions, hooks: as in compile.
     Nothing in the model, its gradients or the random number state changes. Raises PrecisionPassError for bad rules and
     for a model that torch cannot capture.
     """
@@ -102,7 +98,7 @@ def explain(model: Callable, args: tuple = (), kwargs: Mapping[str, Any] | None 
         raise PrecisionPassError("args is one tensor, not a tuple of arguments", where="precisionpass.explain",
                                  fix="write explain(model, (x,))", code="PP407")  # fmt: skip
     root = model if isinstance(model, torch.nn.Module) else None
-    backend = Backend(loaded, model=root, own=extensions(sites, actions))
+    backend = Backend(loaded, model=root, own=extensions(sites, actions, hooks))
     grad = torch.is_grad_enabled() if training is None else training
     modes = [] if root is None else [(module, module.training) for module in root.modules()]
     with _EXPLAINING, torch.set_grad_enabled(grad):

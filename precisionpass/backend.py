@@ -180,7 +180,9 @@ def _check_mode(rules: RuleSet, mode: str | None, options: Mapping[str, Any]) ->
 
 
 def _by_action(site: SiteRecord) -> bool:
-    return is_own(site.settings.get("implementation", {}).get("value"))
+    """Whether a function of the user's is part of what runs there."""
+    value = {name: setting["value"] for name, setting in site.settings.items()}
+    return is_own(value.get("implementation")) or bool(value.get("hooks"))
 
 
 def watched(call: Callable, backend: Backend) -> Callable:

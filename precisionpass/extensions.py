@@ -1,4 +1,4 @@
-"""A user's own recognisers and actions, passed to compile and explain; nothing is registered anywhere."""
+"""A user's own recognisers, actions and hooks, passed to compile and explain; nothing is registered anywhere."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,10 +14,11 @@ from precisionpass.sites.recogniser import wrong_recogniser
 
 @dataclass(frozen=True)
 class Extensions:
-    """Checked: recognisers in the order in which they choose, and actions by name, "own." included."""
+    """Checked: recognisers in the order in which they choose, actions by name, "own." included, and hooks by name."""
 
     sites: tuple[Recogniser, ...] = default_sites
     actions: Mapping[str, Callable] = field(default_factory=dict)
+    hooks: Mapping[str, Callable] = field(default_factory=dict)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -36,17 +37,40 @@ class Extensions:
             if is_own(action) and action not in self.actions:
                 example = f'actions={{"{action}": ...}}'
                 raise _missing(rule.id, f"names the action {shown(action)}", action, self.actions, example)
+            for hook in rule.apply.hooks:
+                if hook.call not in self.hooks:
+                    example = f'hooks={{"{hook.call}": ...}}'
+                    raise _missing(rule.id, f"calls the hook {shown(hook.call)}", hook.call, self.hooks, example)
 
 
 NONE = Extensions()
 
 
-def extensions(sites: Any = None, actions: Any = None) -> Extensions:
-    """What a user passed, checked. Raises PrecisionPassError for what is no recogniser or no action.
+def extensions(sites: Any = None, actions: Any = None, hooks: Any = None) -> Extensions:
+    """What a user passed, checked. Raises PrecisionPassError for what is no recogniser, no action or no hook.
 
-    sites: a list of Recogniser, None for default_sites. actions: a dict from "own.NAME" to a function.
+    sites: a list of Recogniser, None for default_sites. actions: a dict from "own.NAME" to a function. hooks: a dict
+    from the name that a rule calls to a function.
     """
-    return Extensions(_sites(sites), _actions(actions))
+    return Extensions(_sites(sites), _actions(actions), _hooks(hooks))
+
+
+def _hooks(hooks: Any) -> Mapping[str, Callable]:
+    if hooks is None:
+        return {}
+    if not isinstance(hooks, Mapping):
+        raise _wrong_hook("hooks", f"it is a {type(hooks).__name__}, not a dict")
+    for name, hook in hooks.items():
+        if not (isinstance(name, str) and name.isidentifier()):
+            raise _wrong_hook(shown(name), "a name is letters, digits and underscores")
+        if not callable(hook):
+            raise _wrong_hook(name, f"it is a {type(hook).__name__}, not a function")
+    return {name: _named(name, hook) for name, hook in hooks.items()}
+
+
+def _wrong_hook(name: str, why: str) -> PrecisionPassError:
+    return PrecisionPassError(f"the hook {name} cannot be used", where="hooks=", why=why, code="PP135",
+                              fix='hooks={"name": function}')  # fmt: skip
 
 
 def _sites(sites: Any) -> tuple[Recogniser, ...]:
@@ -80,7 +104,7 @@ def _actions(actions: Any) -> Mapping[str, Callable]:
 
 
 def _named(name: str, action: Callable) -> Callable:
-    """The action as a plain function of that name: a graph cannot call just any object."""
+    """An action or a hook as a plain function of that name: a graph cannot call just any object."""
 
     def call(*args, **kwargs):
         return action(*args, **kwargs)

@@ -53,7 +53,7 @@ def _one_graph(captured: Captured, rules: RuleSet, own: Extensions, recorder: Re
         decisions = decide(captured, sites, rules)
         missed = tuple((miss, origin_of(captured, miss)) for miss in near_misses)
         places = tuple(place_of(decision.site, shadow) for decision in decisions)
-        rewritten = rewrite(captured, shadow, decisions, own.actions, recorder)
+        rewritten = rewrite(captured, shadow, decisions, own.actions, recorder, own.hooks)
     except PrecisionPassError:
         raise
     except Exception as problem:

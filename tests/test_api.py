@@ -132,7 +132,7 @@ def test_rules_in_python_and_as_a_file(tmp_path):
     [
         ({"rules": "stable-bf61"}, 'PP109 no preset is called "stable-bf61"; did you mean "stable-bf16"?'),
         ({"rules": "nowhere.yaml"}, 'PP100 the file "nowhere.yaml" cannot be read: it does not exist'),
-        ({"hooks": ()}, "PP403 hooks= is not built yet"),
+        ({"hooks": ()}, "PP135 the hook hooks cannot be used"),
         ({"mode": "default", "options": {"epilogue_fusion": True}}, "PP404 mode and options are both given"),
     ],
 )

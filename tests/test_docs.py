@@ -14,7 +14,7 @@ from precisionpass.decide import MESSAGES
 from precisionpass.hooks.figures import FIGURES, RECORDS
 from precisionpass.rules.codes import CODES
 from precisionpass.rules.facts import FACTS
-from precisionpass.rules.groups import Escalate, GradClip, LogitClip, MatMul, RowMaxShift, Safer
+from precisionpass.rules.groups import Escalate, GradClip, Hook, LogitClip, MatMul, RowMaxShift, Safer
 from precisionpass.rules.model import Expect, Match, Rule, RulesFile
 from precisionpass.rules.not_yet import NOT_YET_PRESETS, NOT_YET_PRODUCTS, NOT_YET_SETTINGS, NOT_YET_VALUES
 from precisionpass.rules.settings import OPS, Apply, belongs_to
@@ -83,6 +83,7 @@ def kinds(ops: tuple[str, ...]) -> str:
 GROUPS = {
     "matmul": MatMul, "row_max_shift": RowMaxShift, "logit_clip": LogitClip, "grad_clip": GradClip,
     "escalate": Escalate, "escalate.to": Safer,
+    "hooks": Hook,
 }  # fmt: skip
 KEYS = ("key", "what may be written", "default", "meaning")
 TABLES = {

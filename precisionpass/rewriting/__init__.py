@@ -9,6 +9,7 @@ from precisionpass.capture import Captured
 from precisionpass.decide import Decision
 from precisionpass.hooks.recorder import Recorder
 from precisionpass.rewriting.attention import write_attention
+from precisionpass.rewriting.hooking import Hooks
 from precisionpass.rewriting.own import Actions, write_own
 from precisionpass.rewriting.recording import Recording, recordings, write_observer
 from precisionpass.rewriting.rowwise import write_rowwise
@@ -35,12 +36,12 @@ class Rewritten:
 
 def rewrite(
     captured: Captured, shadow: Shadow, decisions: tuple[Decision, ...], actions: Actions | None = None,
-    recorder: Recorder | None = None,
+    recorder: Recorder | None = None, hooks: Hooks | None = None,
 ) -> Rewritten:  # fmt: skip
     """Carry out the decisions. A site whose call has no place is refused, with the reason, and left as it is.
 
-    actions: the user's, by name. recorder: where figures go; without one none are recorded. Raises PrecisionPassError
-    where an action fails or gives what is not asked for.
+    actions, hooks: the user's, by name. recorder: where figures go; without one none are recorded.
+    Raises PrecisionPassError where a function of the user's fails or gives what is not asked for.
     """
     done, placed = list(decisions), {}
     recording = recordings(decisions, recorder)
@@ -52,7 +53,9 @@ def rewrite(
             if decision.observed:
                 _observe(captured, shadow, decision, recording.get(position))
             else:
-                placed[position] = _write(captured, shadow, decision, actions or {}, recording.get(position))
+                placed[position] = _write(
+                    captured, shadow, decision, actions or {}, hooks or {}, recording.get(position)
+                )
                 if recorder is None and (decision.values.get("record") or decision.values.get("escalate")):
                     done[position] = decision.noting(f"its figures are not recorded: {NO_RECORDER}")
         except CannotPlace as problem:
@@ -73,10 +76,10 @@ def _observe(captured: Captured, shadow: Shadow, decision: Decision, recording: 
 
 
 def _write(
-    captured: Captured, shadow: Shadow, decision: Decision, actions: Actions, recording: Recording | None
+    captured: Captured, shadow: Shadow, decision: Decision, actions: Actions, hooks: Hooks, recording: Recording | None
 ) -> Placed:
     if isinstance(decision.site.operation, Attention):
-        return write_attention(decision, shadow, captured.wants_gradients, actions, recording)
+        return write_attention(decision, shadow, captured.wants_gradients, actions, hooks, recording)
     if isinstance(decision.site.operation, Own):
         return write_own(decision, shadow, actions)
     return write_rowwise(decision, shadow, actions)

@@ -8,6 +8,7 @@ from torch import fx
 from precisionpass import graph
 from precisionpass.decide import Decision
 from precisionpass.rewriting.arrange import strides_matter
+from precisionpass.rewriting.hooking import Hooks, hooked
 from precisionpass.rewriting.operands import operands
 from precisionpass.rewriting.own import Actions, call_action
 from precisionpass.rewriting.recording import Recording, start_escalation
@@ -22,8 +23,9 @@ _SIXTEEN_BIT = (torch.bfloat16, torch.float16)
 
 
 def write_attention(
-    decision: Decision, shadow: Shadow, wants_gradients: bool, actions: Actions, recording: Recording | None = None
-) -> Placed:
+    decision: Decision, shadow: Shadow, wants_gradients: bool, actions: Actions, hooks: Hooks,
+    recording: Recording | None,
+) -> Placed:  # fmt: skip
     """Replace the site by one call of torch.ops.precisionpass.attention, or of the user's action in its place.
 
     Raises CannotPlace, the graph as it was.
@@ -33,7 +35,7 @@ def write_attention(
     writer = Writer(shadow, operation.output)
     try:
         gradients = wants_gradients and bool(operation.output.meta.get("grad"))
-        results = _results(decision, operation, writer, gradients, actions, recording)
+        results = _results(decision, operation, writer, gradients, actions, hooks, recording)
         return writer.replace(site.interior, results)
     except Exception:
         writer.undo()
@@ -42,7 +44,7 @@ def write_attention(
 
 def _results(
     decision: Decision, operation: Attention, writer: Writer, gradients: bool, actions: Actions,
-    recording: Recording | None,
+    hooks: Hooks, recording: Recording | None,
 ) -> dict[fx.Node, fx.Node]:  # fmt: skip
     axes, dtype = operation.axes, attention_dtype(operation)
     found = operands(operation, writer)
@@ -64,8 +66,9 @@ def _results(
             start_escalation(recording, decision)
             inputs["record"] = recording.handle
             inputs |= {} if gradients else {"record_forward": True}
-        call = writer.call(torch.ops.precisionpass.attention.default, *found.qkv, **inputs)
-        output = writer.call(operator.getitem, call, 0)
+        qkv = (hooked(writer, decision, hooks, name, node) for name, node in zip("qkv", found.qkv, strict=True))
+        call = writer.call(torch.ops.precisionpass.attention.default, *qkv, **inputs)
+        output = hooked(writer, decision, hooks, "output", writer.call(operator.getitem, call, 0))
     for node, layout in operation.factors:
         factor = arrange.bring(writer.captured(node), layout, (operation.batch, heads, operation.rows, ()))
         output = writer.call(torch.mul, output, factor)

@@ -44,6 +44,18 @@ def _listed(value: Any) -> Any:
 Records = Annotated[tuple[Record, ...], BeforeValidator(_listed)]
 
 
+class Hook(Checked):
+    """A function of yours on one tensor of the site, passed as compile(..., hooks={"NAME": function})."""
+
+    at: Literal["q", "k", "v", "output", "grad_output", "grad_q", "grad_k", "grad_v"] = Field(
+        description="The tensor: what goes into the op or comes out of it, or the gradient of it."
+    )
+    call: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,79}$", description="The name of the function.")
+
+
+Hooks = Annotated[tuple[Hook, ...], BeforeValidator(_listed)]
+
+
 class RowMaxShift(Checked):
     """Subtract a little more than a repeated row maximum, so that no probability is exactly 1 (arXiv 2510.04212).
 

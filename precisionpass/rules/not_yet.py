@@ -8,7 +8,6 @@ NOT_YET_SETTINGS = {
     "kv_cache": "the format of cached keys and values",
     "budget": "refusing a site whose measured error is above a limit",
     "mask_dtype": "the dtype a mask is added in, now always that of the scores, FP32 or FP64",
-    "hooks": "calling functions of yours at a site",
 }
 # products of matmul -> what they are
 NOT_YET_PRODUCTS = {

@@ -15,6 +15,7 @@ from precisionpass.rules.checked import Checked
 from precisionpass.rules.groups import (
     Escalate,
     GradClip,
+    Hooks,
     LogitClip,
     MatMul,
     OffIsNone,
@@ -110,6 +111,12 @@ class Apply(Checked):
         json_schema_extra=or_off,
     )
 
+    hooks: Hooks = Field(
+        default=(),
+        description="Functions of yours on the site's tensors, in this order; off: none.",
+        json_schema_extra=list_or_off,
+    )
+
     def given(self) -> dict[str, Any]:
         """The settings that were written, as plain data (None for off, a dict for a group)."""
         return {name: _plain(getattr(self, name)) for name in sorted(self.model_fields_set)}
@@ -118,7 +125,7 @@ class Apply(Checked):
 def _plain(value: Any) -> Any:
     if isinstance(value, Checked):
         return {name: _plain(held) for name, held in value if held is not None}
-    return value
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
 
 
 # Settings that only some ops have; the others belong to every op.
@@ -136,6 +143,7 @@ _ONLY: dict[str, tuple[str, ...]] = dict.fromkeys(
         "probabilities",
         "record",
         "escalate",
+        "hooks",
     ),
     ATTENTION,
 ) | {"prescale": ("rms_norm",)}
@@ -171,7 +179,7 @@ def defaults(kind: str) -> dict[str, Any]:
 
 def changes_numbers(setting: str, value: Any) -> bool:
     """Whether this setting alone asks for other arithmetic than the model's own (off, false and same do not)."""
-    return setting not in _NEVER_NUMERIC and value not in (None, False, "same")
+    return setting not in _NEVER_NUMERIC and value not in (None, False, "same", ())
 
 
 def contradiction(settings: Mapping[str, Any]) -> tuple[str, str, tuple[str, str]] | None:

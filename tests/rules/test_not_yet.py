@@ -11,7 +11,6 @@ from precisionpass.rules.not_yet import NOT_YET_PRESETS, NOT_YET_PRODUCTS, NOT_Y
 SETTINGS = {
     "autotune": "false",
     "budget": "{forward: 1e-3}",
-    "hooks": "[my_hooks.watch]",
     "kv_cache": "fp8_e4m3",
     "mask_dtype": "float32",
 }

@@ -21,7 +21,7 @@ def test_the_schema_file_is_true():
 def test_every_key_has_a_description():
     schema = json.loads(schema_text())
     parts = [schema, *schema["$defs"].values()]
-    assert len(parts) == 11
+    assert len(parts) == 12
     for part in parts:
         assert part["additionalProperties"] is False
         assert all(key["description"].endswith(".") for key in part["properties"].values())
