@@ -27,7 +27,7 @@ ADVICE = {
     "mixed_after_softmax": "move what stands between the softmax and V in front of the softmax, or behind the product "
     "with V. The softmax alone is a site.",
     "no_value_product": "multiply the probabilities by values. The softmax alone is a site.",
-    "several_value_products": "concatenate the values along their width, and multiply once.",
+    "weighted_normaliser": "add the logarithm of the weights to the scores, and take the softmax of that.",
     "scores_used_elsewhere": "do without the scores elsewhere (logging, an auxiliary loss): the op never makes them.",
     "probabilities_used_elsewhere": "read the probabilities at one stage only: before dropout or after it.",
     "mutated_between": "use the form that makes a new tensor instead of the one that writes in place.",

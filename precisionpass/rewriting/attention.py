@@ -33,6 +33,9 @@ def write_attention(
     site, operation = decision.site, decision.site.operation
     assert isinstance(operation, Attention)
     writer = Writer(shadow, operation.output)
+    kept = [shadow.source[node] for node, _ in operation.probabilities if node in shadow.source]
+    readers = [user for node in kept for user in node.users if shadow.image.get(user) not in site.interior]
+    writer.before = min([writer.before, *readers])  # what reads the probabilities may stand in front of the output
     try:
         gradients = wants_gradients and bool(operation.output.meta.get("grad"))
         results = _results(decision, operation, writer, gradients, actions, hooks, recording)

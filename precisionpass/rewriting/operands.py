@@ -12,6 +12,7 @@ from precisionpass import graph
 from precisionpass.rewriting.arrange import Arranger
 from precisionpass.rewriting.writer import Writer
 from precisionpass.score import expression
+from precisionpass.sites.axes import Layout
 from precisionpass.sites.describe import attention_dtype
 from precisionpass.sites.site import Attention
 
@@ -43,9 +44,22 @@ def operands(operation: Attention, writer: Writer) -> Operands:
     )
     inputs = _score(operation, arrange, (operation.batch, heads, operation.rows, operation.keys))
     if operation.sink is not None:
-        node, layout = operation.sink
-        inputs["sinks"] = arrange.bring(writer.captured(node), layout, (operation.batch, heads, operation.rows, ()))
+        inputs["sinks"] = _sinks(operation, arrange, (operation.batch, heads, operation.rows, ()))
     return Operands((q, k, v), inputs, heads, arrange)
+
+
+def _sinks(operation: Attention, arrange: Arranger, grid: Layout) -> fx.Node:
+    """One logit a row, of several the one that counts for all of them, as [B or 1, H or 1, S or 1, 1]."""
+    assert operation.sink is not None
+    (sink, layout), writer = operation.sink, arrange.writer
+    if not isinstance(sink, fx.Node):
+        like = graph.value(operation.output)
+        return writer.call(torch.full, (1, 1, 1, 1), sink, dtype=attention_dtype(operation), device=like.device)
+    logit = writer.captured(sink)
+    if graph.shape(sink)[-1] != 1:
+        wide = torch.promote_types(graph.dtype(sink), torch.float32)
+        logit = writer.method("logsumexp", writer.cast(logit, graph.dtype(sink), wide), -1, True)
+    return arrange.bring(logit, layout, grid)
 
 
 def _score(operation: Attention, arrange: Arranger, grid) -> dict[str, object]:
@@ -58,8 +72,11 @@ def _score(operation: Attention, arrange: Arranger, grid) -> dict[str, object]:
     }
     for position, tensor in reads.items():
         node = operation.reads[position][0]
-        if not graph.dtype(node).is_floating_point and expression.read(position) not in conditions:
+        condition = expression.read(position) in conditions
+        if not graph.dtype(node).is_floating_point and not condition:
             reads[position] = writer.method("to", tensor, torch.float32)  # a boolean that is added counts as 0 or 1
+        elif condition and graph.dtype(node) != torch.bool:
+            reads[position] = writer.method("to", tensor, torch.bool)  # a mask of 0 and 1
     biases = sorted(parts.biases, key=lambda p: -len([d for d in operation.axes.layout(operation.reads[p][1]) if d]))
     score, scale, softcap = parts.score, parts.scale, parts.softcap
     if len(biases) > 1 and softcap != 0:  # the further biases come after the softcap: all of it is written out

@@ -71,6 +71,8 @@ class Writer:
             if not source < self.before:
                 raise CannotPlace(f"{source.name} is computed after the place of the new call")
             return source
+        if written := graph.mutated(node):
+            return self.captured(written[0])  # `m[i] = x` gives nothing: m itself has been written to by now
         return self.copy(node)
 
     def copy(self, node: fx.Node) -> fx.Node:

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from precisionpass.shadow import Shadow
-from precisionpass.sites.anchors import softmaxes
 from precisionpass.sites.attention import find_attention
+from precisionpass.sites.exponentials import softmaxes
 from precisionpass.sites.legality import mutations
 from precisionpass.sites.lengths import find_lengths
 from precisionpass.sites.norms import find_norms

@@ -8,16 +8,23 @@ from torch.ops import aten  # pyright: ignore[reportMissingImports]
 
 from precisionpass import graph
 from precisionpass.sites import fused, operands
-from precisionpass.sites.anchors import CASTS, SoftmaxAnchor
+from precisionpass.sites.anchors import CASTS, SoftmaxAnchor, casts_between, uncast
 from precisionpass.sites.axes import VIEWS, Axes, Layout
 from precisionpass.sites.contraction import Contraction, contraction
 from precisionpass.sites.describe import attention_site
+from precisionpass.sites.exponentials import divisor
 from precisionpass.sites.legality import check_not_mutated, check_one_grad_mode, outside_users, users_that_count
-from precisionpass.sites.scores import LONGEST_WALK, Scores, Walk, carriers, walks
-from precisionpass.sites.site import NearMiss, Refused, Site
-from precisionpass.sites.zeroed import Zeroing, exclude, zeroing
+from precisionpass.sites.reductions import reduction
+from precisionpass.sites.scores import LONGEST_WALK, Scores, Walk, carriers, constant_of, walks
+from precisionpass.sites.site import Attention, NearMiss, Refused, Site
+from precisionpass.sites.zeroed import Zeroing, boolean, exclude, zeroing
 
 _DROPOUT = {aten.dropout, aten.dropout_}
+# What no scores come from: a look behind a softmax for a product ends here.
+_ENDS = {
+    aten.linear, aten.convolution, aten.conv1d, aten.conv2d, aten.conv3d, aten.layer_norm, aten.rms_norm,
+    aten.softmax, aten._softmax, aten.scaled_dot_product_attention, aten.embedding,
+}  # fmt: skip
 
 
 def find_attention(
@@ -56,16 +63,20 @@ def _around(anchor: SoftmaxAnchor, writes: tuple[fx.Node, ...]) -> Iterator[Site
 
 def _unknown_before(node) -> fx.Node | None:
     """The first operation in front of a softmax that is not followed, where a product lies behind it."""
-    unknown = None
-    for _ in range(LONGEST_WALK):
+    pending, seen = [(node, None)], set()
+    for node, unknown in pending:
+        if len(pending) > LONGEST_WALK or graph.packet(node) in _ENDS:
+            continue
         if contraction(node) is not None:
-            return None if graph.packet(node) is aten.linear else unknown
-        inputs = [n for n in getattr(node, "all_input_nodes", ()) if graph.is_tensor(n)]
-        if not inputs:
-            return None
+            return unknown
+        several = graph.packet(node) is aten.einsum and len(node.args[1]) > 2
         if unknown is None and not carriers(node):
             unknown = node
-        node = inputs[0]
+        if several:
+            return unknown
+        fresh = [n for n in getattr(node, "all_input_nodes", ()) if graph.is_tensor(n) and n not in seen]
+        seen.update(fresh)
+        pending += [(read, unknown) for read in fresh]
     return None
 
 
@@ -77,6 +88,7 @@ class _Probabilities:
     layout: Layout
     interior: set[fx.Node] = field(default_factory=set)
     dropout: float = 0.0
+    safe: bool = False  # rows of NaN become zeros
     factors: list[tuple[fx.Node, Layout]] = field(default_factory=list)
     zeroed: list[Zeroing] = field(default_factory=list)
     stages: list[tuple[fx.Node, Layout, bool]] = field(default_factory=list)  # with whether dropout has been applied
@@ -88,15 +100,21 @@ def _assemble(anchor: SoftmaxAnchor, walk: Walk, writes: tuple[fx.Node, ...]) ->
     entries: dict[str, tuple[int, ...]] = {}
     for side, labels in ((product.left, product.left_labels), (product.right, product.right_labels)):
         operands.name_axes(axes, entries, side, labels)
-    scores = Scores(axes, tuple(entries[label] for label in product.labels))
+    scores = Scores(axes, tuple(entries.get(label, ()) for label in product.labels))
     scores.scale(product.alpha)
     if product.addend is not None:
         scores.add(product.addend, product.beta)
     for operation, carrier in walk.steps:
         scores.apply(operation, carrier)
     keys = axes.finest(scores.layout[anchor.dim])
+    for mask, there in anchor.masks:
+        if (bare := boolean(mask)) is None:
+            raise Refused("weighted_normaliser")
+        scores.exclude(bare, there)
     probabilities = _Probabilities(anchor.output, scores.layout)
-    value = _follow_to_values(probabilities, axes, keys, scores.sink is not None)
+    value = _follow_to_values(probabilities, axes, keys, scores.before if scores.sink else None)
+    if anchor.sink is not None:
+        scores.take_sink(anchor.sink)
     for each in probabilities.zeroed:
         exclude(scores, each)
     operation = operands.assemble(
@@ -108,9 +126,9 @@ def _assemble(anchor: SoftmaxAnchor, walk: Walk, writes: tuple[fx.Node, ...]) ->
         probabilities.layout,
         tuple(probabilities.factors),
         keys,
-        anchor.safe or bool(probabilities.zeroed),
+        anchor.safe or probabilities.safe or bool(probabilities.zeroed),
     )
-    output, closing = (value.node, set()) if not anchor.unnormalised else _divided(value.node, anchor)
+    output, closing = (value.node, set()) if not anchor.unnormalised else _divided(operation, anchor, scores.layout)
     scored = {product.node, *product.inside, *(step for step, _ in walk.steps)}
     interior = {*scored, *anchor.interior, *probabilities.interior, value.node, *value.inside, *closing}
     used = _uses_elsewhere(anchor, probabilities, interior, axes)
@@ -125,8 +143,11 @@ def _assemble(anchor: SoftmaxAnchor, walk: Walk, writes: tuple[fx.Node, ...]) ->
     return attention_site(operation, frozenset(interior), anchor.output, notes, anchor)
 
 
-def _follow_to_values(p: _Probabilities, axes: Axes, keys: tuple[int, ...], has_sink: bool) -> Contraction:
-    """Walk forward to the product with V; `p` is left at that product's operand."""
+def _follow_to_values(p: _Probabilities, axes: Axes, keys: tuple[int, ...], before: int | None) -> Contraction:
+    """Walk forward to the product with V; `p` is left at that product's operand.
+
+    before: how many columns of a sink stand before the scores' own, None without a sink.
+    """
     found, pending, seen_reason = [], [(p.node, p.layout, False)], None
     paths: dict[fx.Node, _Probabilities] = {p.node: p}
     while pending:
@@ -139,14 +160,15 @@ def _follow_to_values(p: _Probabilities, axes: Axes, keys: tuple[int, ...], has_
                 found.append((product if node is product.left else product.swapped(), here, node, layout))
                 continue
             zero = zeroing(user, node, layout)
-            step = (layout, None, 0.0) if zero else _one_step(user, node, layout, axes, has_sink)
+            step = (layout, None, 0.0) if zero else _one_step(user, node, layout, axes, before)
             if step is None:
                 continue
             if isinstance(step, str):
                 seen_reason = step
                 continue
             ahead, factor, rate = step
-            if rate and here.dropout:
+            weights = factor is not None and any(a in keys for dim in axes.layout(factor[1]) for a in dim)
+            if weights or (rate and here.dropout):
                 seen_reason = "mixed_after_softmax"
                 continue
             paths[user] = _Probabilities(
@@ -154,6 +176,7 @@ def _follow_to_values(p: _Probabilities, axes: Axes, keys: tuple[int, ...], has_
                 ahead,
                 here.interior | {user},
                 here.dropout or rate,
+                here.safe or graph.packet(user) is aten.nan_to_num,
                 here.factors + ([factor] if factor else []),
                 here.zeroed + ([zero] if zero else []),
                 here.stages,
@@ -162,10 +185,9 @@ def _follow_to_values(p: _Probabilities, axes: Axes, keys: tuple[int, ...], has_
     valued = [f for f in found if _contracts(f[0], f[3], axes, keys)]
     if not valued:
         raise Refused("contraction_over_other_axis" if found else seen_reason or "no_value_product")
-    if len(valued) > 1:
-        raise Refused("several_value_products")
-    product, here, node, layout = valued[0]
-    p.node, p.layout, p.dropout, p.factors = node, layout, here.dropout, here.factors
+    # of several the first that is no product with the rows' own: the probabilities are returned for the others
+    product, here, node, layout = min(valued, key=lambda f: (_with_rows(f[0], f[3], axes, keys), f[0].node))
+    p.node, p.layout, p.dropout, p.safe, p.factors = node, layout, here.dropout, here.safe, here.factors
     p.interior, p.zeroed, p.stages = set(here.interior), here.zeroed, here.stages
     return product
 
@@ -176,7 +198,7 @@ def _summed_product(user: fx.Node) -> Contraction | None:
     return contraction(users[0]) if graph.packet(user) is aten.mul and len(users) == 1 else None
 
 
-def _one_step(user: fx.Node, node: fx.Node, layout: Layout, axes: Axes, has_sink: bool):
+def _one_step(user: fx.Node, node: fx.Node, layout: Layout, axes: Axes, before: int | None):
     """(layout after, factor, dropout rate) through one operation on the probabilities; a reason; or None."""
     kind = graph.packet(user)
     if kind in CASTS:
@@ -187,9 +209,14 @@ def _one_step(user: fx.Node, node: fx.Node, layout: Layout, axes: Axes, has_sink
     if kind in _DROPOUT:
         named = graph.arguments(user)
         return layout, None, float(named["p"]) if named["train"] else 0.0
-    if kind is aten.slice and has_sink:
-        named = graph.arguments(user)
-        return (layout, None, 0.0) if named["start"] in (0, None) and named["step"] == 1 else "mixed_after_softmax"
+    if kind is aten.nan_to_num:
+        return (layout, None, 0.0) if constant_of(graph.arguments(user)["nan"] or 0) == 0 else "mixed_after_softmax"
+    if kind is aten.slice:
+        named, sizes = graph.arguments(user), (graph.shape(node), graph.shape(user))
+        everything = all(graph.same_size(a, b) for a, b in zip(*sizes, strict=True))
+        keys_alone = named["step"] == 1 and int(named["dim"]) % len(layout) == len(layout) - 1
+        own = before is not None and keys_alone and (named["start"] or 0) == before
+        return (layout, None, 0.0) if everything or own else "mixed_after_softmax"
     if kind in (aten.mul, aten.mul_):
         other = user.args[1] if user.args[0] is node else user.args[0]
         if graph.is_tensor(other):
@@ -208,21 +235,27 @@ def _contracts(product: Contraction, layout: Layout, axes: Axes, keys: tuple[int
     return len(product.summed) >= 1 and tuple(a for dim in summed for a in dim) == keys
 
 
+def _with_rows(product: Contraction, layout: Layout, axes: Axes, keys: tuple[int, ...]) -> bool:
+    """Whether what the probabilities are multiplied with depends on the row: it is no V then."""
+    others = [label for label, dim in zip(product.left_labels, layout, strict=True) if axes.finest(dim) != keys and dim]
+    return bool(others) and others[-1] in product.right_labels
+
+
 def _fits(node: fx.Node, layout: Layout, axes: Axes) -> bool:
     """Whether a tensor has its layout's sizes: probabilities that still hold the sink's column do not."""
     return all(axes.size(dim) == graph.expression(s) for dim, s in zip(layout, graph.shape(node), strict=True))
 
 
-def _divided(output: fx.Node, anchor: SoftmaxAnchor) -> tuple[fx.Node, set[fx.Node]]:
-    """The division by the sum that comes after the product with V."""
+def _divided(operation: Attention, anchor: SoftmaxAnchor, layout: Layout) -> tuple[fx.Node, set[fx.Node]]:
+    """The division by the sum that comes after the product with V, where rows meet their own sums."""
+    output, axes = operation.output, operation.axes
     users = users_that_count(output)
-    if (
-        len(users) == 1
-        and graph.packet(users[0]) is aten.div
-        and users[0].args[0] is output
-        and users[0].args[1] is anchor.total
-    ):
-        return users[0], {users[0]}
+    for divided, total, calls in divisor(users[0]) if len(users) == 1 else ():
+        found = reduction(uncast(total), {aten.sum})
+        rows = tuple(() if n == anchor.dim else dim for n, dim in enumerate(layout))
+        values = tuple(() if dim == operation.values else dim for dim in operation.output_layout)
+        if divided is output and found is not None and found.call is anchor.total and axes.layout(rows) == values:
+            return users[0], calls | found.interior | casts_between(total, uncast(total))
     raise Refused("no_value_product", "the sum of exponentials does not divide the product with V")
 
 

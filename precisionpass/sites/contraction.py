@@ -8,6 +8,7 @@ from torch.ops import aten  # pyright: ignore[reportMissingImports]
 from precisionpass import graph
 
 Labels = tuple[str, ...]
+ONE = "1"  # the label of a dimension of size one that no operand has
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,9 @@ def contraction(node: fx.Node) -> Contraction | None:
         return _matmul(node, *node.args[:2])
     if kind in (aten.bmm, aten.mm):
         return _matmul(node, *node.args[:2])
-    if kind is aten.baddbmm:
+    if kind in (aten.baddbmm, aten.addmm):
         named = graph.arguments(node)
-        product = _matmul(node, named["batch1"], named["batch2"])
+        product = _matmul(node, *node.args[1:3])
         if named["beta"] == 0:
             return replace(product, alpha=named["alpha"])
         return replace(product, alpha=named["alpha"], addend=named["self"], beta=named["beta"])
@@ -59,6 +60,8 @@ def contraction(node: fx.Node) -> Contraction | None:
         return _einsum(node)
     if kind is aten.sum:
         return _multiplied_and_summed(node)
+    if kind in (aten.tensordot, aten.inner):
+        return _tensordot(node)
     if kind is aten.linear and graph.arguments(node)["bias"] is None:
         left, weight = node.args[:2]
         rows = tuple(f"b{n}" for n in range(len(graph.shape(left)) - 1))  # type: ignore[arg-type]
@@ -70,20 +73,32 @@ def _multiplied_and_summed(node: fx.Node) -> Contraction | None:
     """(left * right).sum(dim), both with all dimensions of the result before the sum."""
     product, named = node.args[0], graph.arguments(node)
     dims = named.get("dim")
-    if (
-        graph.packet(product) is not aten.mul
-        or not isinstance(dims, list | tuple)
-        or len(dims) != 1
-        or named["keepdim"]
-    ):  # type: ignore[arg-type]
+    if graph.packet(product) is not aten.mul or not isinstance(dims, list | tuple) or len(dims) != 1:
         return None
     left, right = product.args[:2]  # type: ignore[union-attr]
     rank = len(graph.shape(product))  # type: ignore[arg-type]
     if not all(graph.is_tensor(side) and len(graph.shape(side)) == rank for side in (left, right)) or rank < 3:  # type: ignore[arg-type]
         return None
     labels = tuple(f"d{n}" for n in range(rank))
-    out = tuple(label for n, label in enumerate(labels) if n != int(dims[0]) % rank)
+    summed = int(dims[0]) % rank
+    kept = (ONE,) if named["keepdim"] else ()
+    out = (*labels[:summed], *kept, *labels[summed + 1 :])
     return Contraction(node, left, right, labels, labels, out, inside=(product,))  # type: ignore[arg-type]
+
+
+def _tensordot(node: fx.Node) -> Contraction:
+    """Sums over the last dimensions of one and the first of the other, or over those that are named."""
+    left, right = node.args[:2]
+    a, b = len(graph.shape(left)), len(graph.shape(right))  # type: ignore[arg-type]
+    over = node.args[2:4] if graph.packet(node) is aten.tensordot else ([a - 1], [b - 1])
+    pairs = {int(n) % b: int(m) % a for m, n in zip(*over, strict=True)}  # type: ignore[arg-type]
+    left_labels = tuple(f"l{n}" for n in range(a))
+    right_labels = tuple(f"l{pairs[n]}" if n in pairs else f"r{n}" for n in range(b))
+    out = (
+        *(f"l{n}" for n in range(a) if n not in pairs.values()),
+        *(label for label in right_labels if label[0] == "r"),
+    )
+    return Contraction(node, left, right, left_labels, right_labels, out)  # type: ignore[arg-type]
 
 
 def _matmul(node: fx.Node, left, right) -> Contraction:

@@ -78,7 +78,10 @@ def attention_formula(operation: Attention) -> str:
     high, low = operation.band.high, operation.band.low
     causal = "" if high is None else ", j <= i" if high == 0 else f", j <= i + {high}"
     causal += "" if low is None else f", j >= i - {-low}"
-    sink = f", sink {name_of(operation.sink[0])}" if operation.sink else ""
+    sink = ""
+    if operation.sink is not None:
+        logit = operation.sink[0]
+        sink = f", sink {name_of(logit) if isinstance(logit, fx.Node) else f'{logit:g}'}"
     inside = f"softmax({score}{causal}{sink})"
     if operation.dropout:
         inside = f"dropout({inside}, {operation.dropout:g})"
@@ -88,6 +91,8 @@ def attention_formula(operation: Attention) -> str:
 
 def name_of(node: fx.Node) -> str:
     """The user's name of a value where the captured graph has it, else the operation's."""
+    if "captured" not in node.meta and (written := graph.mutated(node)):
+        return name_of(written[0])
     return node.meta.get("captured", node.name)
 
 

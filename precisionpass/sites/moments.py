@@ -1,7 +1,6 @@
 """Means, mean squares and variances over dimensions of a row, in every spelling: what the norms are built from."""
 
 import math
-import operator
 from dataclasses import dataclass, replace
 
 from torch import fx
@@ -9,10 +8,10 @@ from torch.ops import aten  # pyright: ignore[reportMissingImports]
 
 from precisionpass import graph
 from precisionpass.sites.anchors import uncast
+from precisionpass.sites.reductions import reduction
 from precisionpass.sites.scores import constant_of
 
 LENGTHS = {aten.linalg_vector_norm, aten.linalg_norm, aten.norm}
-_PAIRS = {aten.var_mean, aten.std_mean}
 _NOT_NEGATIVE = {aten.clamp, aten.clamp_min, aten.clip, aten.relu, aten.maximum}
 
 
@@ -31,7 +30,7 @@ class Moment:
 
 def mean(node, put_back: tuple[int, ...] = ()) -> Moment | None:
     """mean(x), sum(x) / n, sum(x) * (1 / n)."""
-    average = reduced(node, {aten.mean, *_PAIRS}, put_back, part=1)
+    average = reduced(node, {aten.mean, aten.var_mean, aten.std_mean}, put_back, part=1)
     if average is not None:
         return average
     total, interior, count = _divided(node)
@@ -133,48 +132,9 @@ def centred(node) -> Moment | None:
 
 
 def reduced(node, kinds: set, put_back: tuple[int, ...] = (), part: int = 0) -> Moment | None:
-    """A reduction of one of these kinds whose dimensions stay with size one, or are put back later.
-
-    part: which of its results, if it has two.
-    """
-    interior, back = set(), list(put_back)
-    while isinstance(node, fx.Node) and graph.packet(node) is aten.unsqueeze:
-        interior.add(node)
-        back.append(int(node.args[1]) % len(graph.shape(node)))  # type: ignore[call-overload]
-        node = node.args[0]
-    if graph.packet(node) is operator.getitem and node.args[1] == part and graph.packet(node.args[0]) in _PAIRS:
-        interior.add(node)
-        node = node.args[0]
-    if not isinstance(node, fx.Node) or graph.packet(node) not in kinds:
-        return None
-    kept, dims = _dims(node)
-    if not dims or (back != [] if kept else tuple(reversed(back)) != dims):
-        return None
-    x = node.args[1][0] if graph.packet(node) is aten.einsum else node.args[0]  # type: ignore[index]
-    return Moment(uncast(x), dims, frozenset(interior | {node}), _biased(node))
-
-
-def _dims(node: fx.Node) -> tuple[bool, tuple[int, ...]]:
-    """(whether they are kept with size one, the reduced dimensions, ascending); none where no one can be named."""
-    if graph.packet(node) is aten.einsum:
-        return False, _einsum_dims(*node.args[:2])
-    named = graph.arguments(node)
-    dims = named.get("dim")
-    dims = [dims] if isinstance(dims, int) else dims
-    if not isinstance(dims, list | tuple) or named.get("p", named.get("ord")) not in (None, 2):
-        return False, ()
-    if graph.packet(node) is aten.linalg_norm and len(dims) != 1:
-        return False, ()  # of two dimensions it is a norm of matrices
-    rank = len(graph.shape(node.args[0]))  # type: ignore[arg-type]
-    return bool(named.get("keepdim")), tuple(sorted(int(d) % rank for d in dims))
-
-
-def _einsum_dims(equation, operands) -> tuple[int, ...]:
-    """The last dimension, where a tensor is multiplied with itself and summed over it."""
-    left, _, rest = str(equation).replace(" ", "").partition(",")
-    right, _, out = rest.partition("->")
-    same = len(operands) == 2 and uncast(operands[0]) is uncast(operands[1]) and left == right
-    return (len(graph.shape(operands[0])) - 1,) if same and left[-1:].isalpha() and out == left[:-1] else ()
+    """A reduction of one of these kinds as a moment."""
+    found = reduction(node, kinds, put_back, part)
+    return found and Moment(found.of, found.dims, found.interior, _biased(found.call))
 
 
 def _divided(node) -> tuple[object, frozenset[fx.Node], object]:
@@ -197,7 +157,7 @@ def _counts(count, moment: Moment) -> bool:
 
 
 def _biased(node: fx.Node) -> bool:
-    if graph.packet(node) not in {aten.var, aten.std, *_PAIRS}:
+    if graph.packet(node) not in (aten.var, aten.var_mean, aten.std, aten.std_mean):
         return True
     named = graph.arguments(node)
     return named.get("unbiased") is False or named.get("correction", 1) == 0

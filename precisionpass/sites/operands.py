@@ -54,7 +54,7 @@ def assemble(axes: Axes, entries, product: Contraction, scores: Scores, value: C
         raise Refused("no_value_product", "the values have further axes")
     keys = axes.finest(keys)
     in_p = [a for dim in axes.layout(p_layout) for a in dim if a not in keys]
-    output_layout = axes.layout(tuple(v_entries[label] for label in value.labels))
+    output_layout = axes.layout(tuple(v_entries.get(label, ()) for label in value.labels))
     width = axes.finest(v_entries[widths[0]])
     if any(a not in in_p and a not in width for a in _flat(axes, output_layout)):
         raise Refused("no_value_product", "the values have further axes")

@@ -25,6 +25,8 @@ _DIV = {aten.div, aten.div_, aten.true_divide}
 _FILL = {aten.masked_fill, aten.masked_fill_}
 _CLAMP = {aten.clamp, aten.clamp_, aten.clamp_min, aten.clamp_max, aten.clip}
 _TANH = {aten.tanh, aten.tanh_}
+_PUT = {aten.index_put, aten.index_put_}
+_PAD = {aten.pad, aten.constant_pad_nd}
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def _walks(node, left: int) -> Iterator[Walk]:
 def carriers(node: fx.Node) -> Sequence:
     """Arguments of a score operation that may lead back to the product."""
     kind = graph.packet(node)
-    if kind in CASTS or kind in VIEWS or kind in _TANH or kind in _CLAMP or kind in _FILL or kind is aten.neg:
+    if kind in CASTS | VIEWS | _TANH | _CLAMP | _FILL | _PUT | _PAD or kind is aten.neg:
         return node.args[:1]
     if kind in _ADD or kind in _MUL:
         return node.args[:2]
@@ -63,7 +65,7 @@ def carriers(node: fx.Node) -> Sequence:
     if kind is aten.where:
         return node.args[1:3]
     if kind is aten.cat:
-        return node.args[0][:1]  # type: ignore[index]
+        return node.args[0] if len(node.args[0]) == 2 else ()  # type: ignore[return-value, arg-type]
     return ()
 
 
@@ -76,7 +78,8 @@ class Scores:
     expression: sympy.Expr = RAW
     reads: list[tuple[fx.Node, Layout]] = field(default_factory=list)
     numbers: dict[str, fx.Node] = field(default_factory=dict)
-    sink: tuple[fx.Node, Layout] | None = None
+    sink: tuple[fx.Node | float, Layout] | None = None
+    before: int = 0  # columns of the sink that stand before the scores
 
     def apply(self, node: fx.Node, carrier: fx.Node) -> None:
         """One operation further from the product towards the softmax. Raises Refused where it cannot be followed."""
@@ -89,8 +92,8 @@ class Scores:
                 raise Refused("layout_not_followed", str(node.target))
             self.layout = layout
             return
-        if kind is aten.cat:
-            self._append_sink(node)
+        if kind is aten.cat or kind in _PAD:
+            self._join_sink(node, carrier)
             return
         other = self.other
         first = carrier is node.args[0]
@@ -119,10 +122,17 @@ class Scores:
             self.expression = e / other(node.args[1])
         elif kind in _FILL:
             self.expression = expression.Where(self.read(node.args[1]), other(node.args[2]), e)
+        elif kind in _PUT:
+            self.expression = expression.Where(self.read(self._places(node)), other(node.args[2]), e)
         else:  # where
             chosen = [e if a is carrier else other(a) for a in node.args[1:3]]
             self.expression = expression.Where(self.read(node.args[0]), *chosen)
         self._same_shape(node)
+
+    def exclude(self, mask: fx.Node, there: bool) -> None:
+        """-inf where a mask is `there`."""
+        sides = (-expression.INFINITY, self.expression) if there else (self.expression, -expression.INFINITY)
+        self.expression = expression.Where(self.read(mask), *sides)
 
     def add(self, addend: fx.Node, beta) -> None:
         """A baddbmm's addend."""
@@ -181,14 +191,42 @@ class Scores:
         rank = len(graph.shape(node))
         self.layout = ((),) * (rank - len(self.layout)) + tuple(self.layout)
 
-    def _append_sink(self, node: fx.Node) -> None:
-        tensors, dim = node.args[0], graph.arguments(node)["dim"]
-        if self.sink is not None or len(tensors) != 2 or dim not in (-1, len(self.layout) - 1):  # type: ignore[arg-type]
+    def _places(self, node: fx.Node) -> fx.Node:
+        """The boolean mask over the last dimensions that a number is put at: scores[..., mask] = number."""
+        named = graph.arguments(node)
+        *before, mask = named["indices"]
+        whole = graph.is_tensor(mask) and len(before) + len(graph.shape(mask)) == len(self.layout)
+        if not whole or any(before) or graph.dtype(mask) != torch.bool or constant_of(named["values"]) is None:
+            raise Refused("no_query_key_product", "scores put at some places")
+        return mask
+
+    def take_sink(self, sink: fx.Node | float) -> None:
+        """A logit whose exponential is added to the sum over the last of the scores' dimensions or another."""
+        if self.sink is not None:
             raise Refused("no_query_key_product", "scores joined with others")
-        sink = tensors[1]  # type: ignore[index]
-        if graph.expression(graph.shape(sink)[-1]) != 1:
-            raise Refused("no_query_key_product", "scores joined with others")
-        self.sink = (sink, self.aligned(sink))
+        self.sink = (sink, self.aligned(sink) if isinstance(sink, fx.Node) else ())
+
+    def _join_sink(self, node: fx.Node, carrier: fx.Node) -> None:
+        """Further columns beside the scores, which the softmax sees and V does not."""
+        last = len(self.layout) - 1
+        named = graph.arguments(node)
+        joined = Refused("no_query_key_product", "scores joined with others")
+        if graph.packet(node) in _PAD:
+            before, *after = named["pad"]
+            if sorted((before, *after)) != [0, 1] or named.get("mode", "constant") != "constant":
+                raise joined
+            self.take_sink(float(named["value"] or 0))
+            self.before = int(before)
+            return
+        tensors, dim = node.args[0], named["dim"]
+        if self.sink is not None or dim not in (-1, last) or len(set(tensors)) != 2:  # type: ignore[arg-type]
+            raise joined
+        sink = next(t for t in tensors if t is not carrier)  # type: ignore[union-attr]
+        columns = graph.shape(sink)[-1]
+        if not isinstance(columns, int):
+            raise joined
+        self.sink = (sink, self._aligned_tail((*graph.shape(sink)[:-1], 1)))
+        self.before = columns if tensors[1] is carrier else 0  # type: ignore[index]
 
 
 def constant_of(node) -> float | int | None:

@@ -18,7 +18,7 @@ REASONS = {
     "contraction_over_other_axis": "the probabilities meet V over another axis than the softmax's",
     "mixed_after_softmax": "something other than a cast, dropout or a factor stands between the softmax and V",
     "no_value_product": "the probabilities are not multiplied by values",
-    "several_value_products": "the probabilities are multiplied by more than one set of values",
+    "weighted_normaliser": "the exponentials are weighted, not only masked, before they are summed",
     "scores_used_elsewhere": "the scores before the softmax are used elsewhere too",
     "probabilities_used_elsewhere": "the probabilities are used elsewhere, at more than one stage",
     "mutated_between": "a tensor of the site is changed in place in between",
@@ -82,7 +82,7 @@ class Attention:
     product_dtype: torch.dtype  # in which Q K^T is computed, autocast included
     value_dtype: torch.dtype  # in which P V is computed
     safe_softmax: bool = False  # dead rows give 0 rather than NaN
-    sink: tuple[fx.Node, Layout] | None = None  # an extra logit a row without a value
+    sink: tuple[fx.Node | float, Layout] | None = None  # an extra logit a row without a value; several in the last dim
     band: Band = Band()  # keys that a row may see by position
     dropout: float = 0.0
     probabilities: tuple[tuple[fx.Node, Layout], ...] = ()  # probabilities that are used elsewhere

@@ -14,7 +14,7 @@ from precisionpass.sites.site import NearMiss, Refused, Rowwise, Site
 def find_softmaxes(anchors: Iterable[SoftmaxAnchor], writes: tuple[fx.Node, ...]) -> Iterator[Site | NearMiss]:
     """A site for every anchor whose intermediate values are used by nothing else."""
     for anchor in anchors:
-        if anchor.unnormalised:
+        if not anchor.plain:
             continue
         kind = "log_softmax" if anchor.log else "softmax"
         try:

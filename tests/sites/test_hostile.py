@@ -164,7 +164,6 @@ NEVER = (
     "p renormalised",
     "exp sum eps",
     "sink slice wrong",
-    "mask from scores",
 )
 
 
