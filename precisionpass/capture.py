@@ -7,6 +7,7 @@ cannot be captured. `tests/test_capture.py` says so first when a new torch moves
 
 import contextlib
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -150,14 +151,24 @@ def captured_graphs(
 
 
 def _frame(modules: Mapping[str, str]) -> tuple[str, str]:
-    """Name and class of the module in the frame that Dynamo is at: its `self`, or the only one that it was given."""
+    """Name and class of the module in the frame that Dynamo is at: its `self`, or the only one that it was given.
+
+    A function without one belongs to the module that called it.
+    """
     try:
         held = InstructionTranslator.current_tx().f_locals
     except AttributeError:  # not called from within Dynamo
         return "", ""
     given = [held["self"]] if "self" in held else list(held.values())
     found = {modules[str(id(v))]: type(v).__name__ for v in given if str(id(v)) in modules}
-    return found.popitem() if len(found) == 1 else ("", "")
+    if len(found) == 1:
+        return found.popitem()
+    caller = sys._getframe()
+    while (caller := caller.f_back) is not None:
+        owner = caller.f_locals.get("self")
+        if str(id(owner)) in modules:
+            return modules[str(id(owner))], type(owner).__name__
+    return "", ""
 
 
 def _with_children(parent: Captured) -> Iterator[Captured]:

@@ -216,3 +216,19 @@ def test_a_model_too_large_to_hold_is_explained_on_meta_tensors():
         ("rewritten", 64, 8, 4096)
     }
     assert report.seconds / report.nodes < 0.05
+
+
+def test_a_function_that_is_captured_by_itself_belongs_to_the_module_that_called_it():
+    def spline(x):
+        torch._dynamo.graph_break()
+        return x[0].softmax(-1) + 1
+
+    class Flow(nn.Module):
+        def forward(self, x):
+            torch._dynamo.graph_break()
+            return spline([x])
+
+    model = nn.Sequential(nn.ReLU(), nn.Sequential(Flow()))
+    torch._dynamo.reset()
+    [site] = precisionpass.explain(model, (torch.randn(3, 4),)).sites
+    assert (site.module, site.module_class) == ("1.0", "Flow")
