@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from precisionpass.hooks.figures import FLUSHED
 from precisionpass.hooks.recorder import SiteTotals
+from precisionpass.numerics.fp8 import E4M3, flushed, quantise
 
 if TYPE_CHECKING:
     from precisionpass.ops.arguments import AttentionArguments
@@ -33,11 +35,17 @@ class Collector:
         return record in self.site.records
 
     def operands(self, **tensors: Tensor) -> None:
-        """The largest finite magnitude of each tensor, by its name among OPERANDS."""
+        """The largest finite magnitude of each tensor, by its name among OPERANDS, and what FP8 flushes of q, k, v."""
         if self.wants("amax"):
             for name, tensor in tensors.items():
                 if tensor.numel():
                     self.parts[f"amax_{name}"] = finite(tensor.detach()).abs().amax().double()
+
+        if self.wants("fp8"):
+            for row, (name, scale) in FLUSHED.items():
+                if name in tensors and tensors[name].numel():
+                    tensor = finite(tensors[name].detach())
+                    self.parts[row] = flushed(tensor, quantise(tensor, E4M3, scale, by_column=name == "v"))
 
     def output(self, output: Tensor) -> None:
         """[B, H, Sq, Dv] as it leaves the site: elements that are not finite, and those at the clip."""

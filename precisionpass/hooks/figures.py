@@ -16,6 +16,7 @@ RECORDS = {
     "clipped": "how many scores, outputs and gradients a clip of the rules changed",
     "amax": "the largest magnitude of each operand",
     "nonfinite": "how many outputs and gradients are inf or nan",
+    "fp8": "how much of q, k and v FP8 (e4m3) would flush to zero, with one scale a head and with one a row",
 }
 """What `record` may name."""
 
@@ -34,11 +35,12 @@ SUMS = (
     "nonfinite_gradients",
 )
 OPERANDS = ("q", "k", "v", "output", "grad_output", "grad_q", "grad_k", "grad_v")
-MAXIMA = ("max_logit", "row_sum_error", *(f"amax_{name}" for name in OPERANDS))
+FLUSHED = {f"flushed_{name}_by_{scale}": (name, scale) for name in ("q", "k", "v") for scale in ("head", "row")}
+MAXIMA = ("max_logit", "row_sum_error", *(f"amax_{name}" for name in OPERANDS), *FLUSHED)
 ROWS = (*SUMS, *MAXIMA)
 """The rows of a site's totals, each with one column a head: first those that add up, then those of the largest."""
 
-WHOLE = ("clipped_gradients", "nonfinite_gradients", *(f"amax_{name}" for name in OPERANDS))
+WHOLE = ("clipped_gradients", "nonfinite_gradients", *(f"amax_{name}" for name in OPERANDS), *FLUSHED)
 """Rows of a whole tensor, kept in the first column: gradients of keys have another number of heads."""
 
 
@@ -64,5 +66,7 @@ FIGURES = {
     **{f"amax_{name}": Figure("amax", f"largest magnitude of {name}") for name in OPERANDS},
     "nonfinite_outputs": Figure("nonfinite", "outputs that are inf or nan"),
     "nonfinite_gradients": Figure("nonfinite", "elements of dq, dk, dv that are inf or nan, before any clip"),
+    **{row: Figure("fp8", f"largest share of {name} in a call that e4m3 flushes to zero, scaled by {scale}")
+       for row, (name, scale) in FLUSHED.items()},
 }  # fmt: skip
 """What `monitor.read()` gives for a site, and what `escalate: when` may ask."""

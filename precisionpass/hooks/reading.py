@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from precisionpass.hooks.figures import FIGURES, MAXIMA, OPERANDS, ROWS
+from precisionpass.hooks.figures import FIGURES, FLUSHED, MAXIMA, OPERANDS, ROWS
 
 T_LIMIT = 6.0
 """Standard errors from zero: by chance once in a thousand million sites."""
@@ -48,6 +48,7 @@ def read(totals: Tensor, records: Iterable[str]) -> dict[str, float | int | list
         "entropy": float(row["entropy"].sum()) / rows,
         **{name: int(row[name].sum()) for name in ROWS if name.startswith(("clipped", "nonfinite"))},
         **{f"amax_{name}": float(row[f"amax_{name}"].max()) for name in OPERANDS},
+        **{name: float(row[name].max()) for name in FLUSHED},
     }
     wanted = set(records)
     for name, figure in FIGURES.items():

@@ -10,20 +10,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-DTYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+DTYPES = {"fp8_e4m3": E4M3, "fp8_e5m2": E5M2}
 """By the name that rules give them: three bits after the point up to 448, and two up to 57344."""
 
 GRANULARITIES = ("tensor", "head", "row", "block")
 """What has a scale of its own: the tensor, a head of a sequence, a row of the product, or BLOCK rows of a head."""
 
 BLOCK = 128
-LIMIT_FRACTION, LIMIT_EXPONENT = 0.875, {torch.float8_e4m3fn: 9, torch.float8_e5m2: 16}
+LIMIT_FRACTION, LIMIT_EXPONENT = 0.875, {E4M3: 9, E5M2: 16}
 """The largest number of a format, as torch.frexp splits it: 448 = 0.875 * 2^9, 57344 = 0.875 * 2^16."""
 
 SMALLEST, LARGEST = 2.0**-100, 2.0**120
 """Magnitudes that a scale is made of: a row of zeros has one too, and neither it nor its reciprocal overflows."""
 
-PROBABILITY_SCALE = {torch.float8_e4m3fn: 2.0**8, torch.float8_e5m2: 2.0**15}
+PROBABILITY_SCALE = {E4M3: 2.0**8, E5M2: 2.0**15}
 """P lies in 0..1 and is multiplied by this before rounding, so that a diffuse row is not flushed to zero."""
 
 
@@ -138,7 +139,12 @@ class Losses(NamedTuple):
 
 def losses(x: Tensor, quantised: Quantised) -> Losses:
     """What casting ``x`` to ``quantised`` cut off at either end; what is inf or NaN counts as saturated."""
-    scaled = x.to(torch.float32) / quantised.scale
-    beyond = ~(scaled.abs() <= largest(quantised.codes.dtype))
-    gone = (scaled != 0) & (quantised.codes.to(torch.float32) == 0)
-    return Losses(*(float(part.double().mean()) if x.numel() else 0.0 for part in (beyond, gone)))
+    if not x.numel():
+        return Losses(0.0, 0.0)
+    beyond = ~((x.to(torch.float32) / quantised.scale).abs() <= largest(quantised.codes.dtype))
+    return Losses(float(beyond.double().mean()), float(flushed(x, quantised)))
+
+
+def flushed(x: Tensor, quantised: Quantised) -> Tensor:
+    """The share of elements that are not zero before the cast but after it, FP64 [], on the device of ``x``."""
+    return ((x != 0) & (quantised.codes.to(torch.float32) == 0)).double().mean()

@@ -32,7 +32,9 @@ def list_or_off(schema: dict[str, Any]) -> None:
 
 OffIsNone = BeforeValidator(_off_is_none)
 
-Record = Literal["delta_bias", "row_sum", "max_logit", "repeated_maxima", "entropy", "clipped", "amax", "nonfinite"]
+Record = Literal[
+    "delta_bias", "row_sum", "max_logit", "repeated_maxima", "entropy", "clipped", "amax", "nonfinite", "fp8"
+]
 
 
 def _listed(value: Any) -> Any:

@@ -144,3 +144,15 @@ def test_a_handle_that_nobody_knows_records_nothing():
     del recorder
     assert find(handle) is None and find("") is None and find("nobody/a") is None
     step(handle, q, k, v)
+
+
+@pytest.mark.parametrize("matmul", ["", "qk=fp8_e4m3 pv=fp8_e4m3"])
+def test_what_fp8_flushes_says_which_scale_an_outlier_needs(matmul):
+    q, k, v = tensors(torch.bfloat16)
+    q[:, 1, 4] *= 1e6  # one row, one column
+    v[:, 2, :, 5] *= 1e6
+    k[0, 0] = 0.0  # is zero, not flushed
+    figures = recorded(lambda handle: step(handle, q, k, v, matmul=matmul))
+    assert figures["flushed_k_by_head"] == figures["flushed_k_by_row"] == 0
+    for name in ("q", "v"):
+        assert figures[f"flushed_{name}_by_head"] > 0.2 and figures[f"flushed_{name}_by_row"] < 0.01
