@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,11 +16,14 @@ if TYPE_CHECKING:
     from precisionpass.ops.arguments import AttentionArguments
     from precisionpass.reference.blocks import Block
 
+Measure = Callable[[Mapping[str, Tensor]], dict[str, tuple[Tensor, Tensor]]]
+
 
 class Collector:
     """Collects what its site records; `finish` hands it on. Sums are FP64, one for each head.
 
-    A figure that an implementation does not call for is not recorded for that call.
+    A figure that an implementation does not call for is not recorded for that call. measure: how magnitudes are found,
+    which an implementation may know better. call: totals of the call that an implementation has folded itself.
     """
 
     def __init__(self, site: SiteTotals, arguments: AttentionArguments) -> None:
@@ -28,38 +32,34 @@ class Collector:
         packed = arguments.cu_seqlens_q
         self.sequences = arguments.q.shape[0] if packed is None else packed.numel() - 1
         self.parts: dict[str, Tensor] = {}
+        self.seen: dict[str, Tensor] = {}
+        self.measure: Measure = magnitudes
         self.row_sums: Tensor | None = None
+        self.call: Tensor | None = None
 
     def wants(self, record: str) -> bool:
         """Whether the site records this."""
         return record in self.site.records
 
-    def operands(self, **tensors: Tensor) -> None:
-        """The largest finite magnitude of each tensor, by its name among OPERANDS, and what FP8 flushes of q, k, v."""
-        if self.wants("amax"):
-            for name, tensor in tensors.items():
-                if tensor.numel():
-                    self.parts[f"amax_{name}"] = finite(tensor.detach()).abs().amax().double()
-
+    def tensors(self, **tensors: Tensor) -> None:
+        """What is to be measured: by name among OPERANDS, [B, heads, S, W]; empty ones are passed over."""
+        found = {name: tensor.detach() for name, tensor in tensors.items() if tensor.numel()}
+        if self.wants("amax") or self.wants("nonfinite"):
+            self.seen |= found
         if self.wants("fp8"):
             for row, (name, scale) in FLUSHED.items():
-                if name in tensors and tensors[name].numel():
-                    tensor = finite(tensors[name].detach())
+                if name in found:
+                    tensor = finite(found[name])
                     self.parts[row] = flushed(tensor, quantise(tensor, E4M3, scale, by_column=name == "v"))
 
-    def output(self, output: Tensor) -> None:
-        """[B, H, Sq, Dv] as it leaves the site: elements that are not finite, and those at the clip."""
-        if self.wants("nonfinite"):
-            self.parts["nonfinite_outputs"] = (~output.isfinite()).sum((0, 2, 3))
-        if self.wants("clipped") and self.arguments.output_clip > 0:
+    def clips(self, output: Tensor, before: tuple[Tensor, ...] = (), after: tuple[Tensor, ...] = ()) -> None:
+        """Count what the clips of the output and of dq, dk, dv touched."""
+        if not self.wants("clipped"):
+            return
+        if self.arguments.output_clip > 0:
             bound = torch.tensor(self.arguments.output_clip, dtype=output.dtype).item()
             self.parts["clipped_outputs"] = (output.abs() >= bound).sum((0, 2, 3))
-
-    def gradients(self, before: tuple[Tensor, ...], after: tuple[Tensor, ...]) -> None:
-        """dq, dk, dv as computed and as clipped."""
-        if self.wants("nonfinite"):
-            self.parts["nonfinite_gradients"] = sum((~one.isfinite()).sum() for one in before)
-        if self.wants("clipped") and self.arguments.grad_clip_kind != "none":
+        if before and self.arguments.grad_clip_kind != "none":
             pairs = zip(before, after, strict=True)
             self.parts["clipped_gradients"] = sum(((old != new) & old.isfinite()).sum() for old, new in pairs)
 
@@ -100,17 +100,38 @@ class Collector:
             batch = block.batch if number is None else slice(number, number + 1)
             self._sequence_sums()[batch, block.heads] += finite(row_sum).sum((2, 3), dtype=torch.float64)
 
+    def row_sums_of(self, row_sum: Tensor) -> None:
+        """The same of a whole call, [B, H, Sq]."""
+        sums, bounds = finite(row_sum).double(), self.arguments.cu_seqlens_q
+        if bounds is None:
+            self._sequence_sums()[:-1] = sums.sum(2)
+        else:  # rows of one sequence after the other: differences of the sum up to its ends
+            ends = torch.nn.functional.pad(sums[0].cumsum(1), (1, 0)).index_select(1, bounds)
+            self._sequence_sums()[:-1] = ends.diff(dim=1).T
+
     def finish(self, upstream: Tensor | None = None, output: Tensor | None = None) -> None:
         """Hand the figures on. upstream, output: dO and O, whose products the bias is measured against."""
         if self.row_sums is not None and upstream is not None and output is not None:
-            size = finite(upstream.float() * output.float()).abs()
             self.parts["bias"] = self.row_sums.sum(0)
             self.parts["bias_square"] = self.row_sums.square().sum(0)
+            size = finite(upstream.float() * output.float()).abs()
             self.parts["bias_size"] = size.sum((0, 2, 3), dtype=torch.float64)
-        if self.parts and self.sequences:
+        if self.seen:
+            self._magnitudes()
+        if (self.parts or self.call is not None) and self.sequences:
             q = self.arguments.q
-            self.parts["rows"] = torch.full((self.heads,), q.shape[0] * q.shape[2], device=q.device)
-            self.site.add(self.parts, self.heads, self.sequences, is_step=upstream is not None)
+            numbers = {"sequences": self.sequences, "rows": q.shape[0] * q.shape[2]}
+            self.site.add(self.parts, numbers, self.heads, q.device, is_step=upstream is not None, call=self.call)
+
+    def _magnitudes(self) -> None:
+        found = self.measure(self.seen)
+        if self.wants("amax"):
+            self.parts |= {f"amax_{name}": largest for name, (largest, _) in found.items()}
+        if self.wants("nonfinite"):
+            gradients = [strange for name, (_, strange) in found.items() if name in ("grad_q", "grad_k", "grad_v")]
+            self.parts["nonfinite_outputs"] = found["output"][1]
+            if gradients:
+                self.parts["nonfinite_gradients"] = torch.stack(gradients).sum()
 
     def _sequence_sums(self) -> Tensor:
         if self.row_sums is None:  # one more: the rows past the last of packed sequences
@@ -123,6 +144,12 @@ class Collector:
             device = self.arguments.q.device
             self.parts[name] = torch.full((self.heads,), start, dtype=torch.float64, device=device)
         return self.parts[name]
+
+
+def magnitudes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """(largest finite magnitude, elements that are not finite) by name, scalars on the device."""
+    sizes = {name: tensor.abs() for name, tensor in tensors.items()}
+    return {name: (finite(size).amax(), (~size.isfinite()).sum()) for name, size in sizes.items()}
 
 
 def finite(tensor: Tensor, instead: float = 0.0) -> Tensor:

@@ -40,7 +40,9 @@ MAXIMA = ("max_logit", "row_sum_error", *(f"amax_{name}" for name in OPERANDS), 
 ROWS = (*SUMS, *MAXIMA)
 """The rows of a site's totals, each with one column a head: first those that add up, then those of the largest."""
 
-WHOLE = ("clipped_gradients", "nonfinite_gradients", *(f"amax_{name}" for name in OPERANDS), *FLUSHED)
+WHOLE = (
+    "clipped_gradients", "nonfinite_outputs", "nonfinite_gradients", *(f"amax_{name}" for name in OPERANDS), *FLUSHED
+)  # fmt: skip
 """Rows of a whole tensor, kept in the first column: gradients of keys have another number of heads."""
 
 

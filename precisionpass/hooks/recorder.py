@@ -57,20 +57,25 @@ class SiteTotals:
             self._totals[key] = empty(heads, device)
         return self._totals[key]
 
-    def add(self, parts: Mapping[str, Tensor], heads: int, sequences: int, is_step: bool) -> None:
+    def add(
+        self, parts: Mapping[str, Tensor], numbers: Mapping[str, int], heads: int, device: torch.device, is_step: bool,
+        call: Tensor | None = None,
+    ) -> None:  # fmt: skip
         """Add the figures of one call: name of a row -> [heads], or one number for a row of WHOLE.
 
-        is_step: the call was a backward.
+        numbers: rows that are the same for each head. is_step: the call was a backward. call: totals to begin from,
+        which hold `numbers` already.
         """
-        device = next(iter(parts.values())).device
-        call = empty(heads, device)
-        call[ROWS.index("sequences")] = sequences
+        if call is None:
+            call = empty(heads, device)
+            for name, number in numbers.items():
+                call[ROWS.index(name)] = number
         for name, value in parts.items():
             row = call[ROWS.index(name)]
             (row[0] if name in WHOLE else row).copy_(value)
         merge(self.totals(device, heads), call)
         if self.escalation is not None and is_step:
-            event = self.escalation.after_step(self.name, self.records, call, sequences)
+            event = self.escalation.after_step(self.name, self.records, call, numbers["sequences"])
             self.events += [event] if event else []
 
     def together(self) -> Tensor:

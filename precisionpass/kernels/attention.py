@@ -16,24 +16,23 @@ from precisionpass.kernels.attention_combine import combine_splits
 from precisionpass.kernels.attention_forward import attention_forward
 from precisionpass.kernels.attention_probabilities import write_probabilities
 from precisionpass.kernels.attention_rows import prepare_rows, revisit_rows
+from precisionpass.kernels.figures import magnitudes, record
 from precisionpass.kernels.launch import NO_STRIDES, Plan, describable, heads_last, launch, strides_of
 from precisionpass.kernels.limits import supports
+from precisionpass.kernels.row_statistics import RowStatistics
 from precisionpass.kernels.variant import Variant
 
 if TYPE_CHECKING:
     from precisionpass.hooks.collector import Collector
     from precisionpass.ops.arguments import AttentionArguments, Gradients, Saved
 
-__all__ = ["backward", "forward", "supports"]
+__all__ = ["backward", "forward", "magnitudes", "supports"]
 
-ROWS_PADDED = 128
 WIDEST_TWO_LEVEL = 128  # wider, a second accumulator does not fit the registers
 ROWS_AT_A_TIME = 32
 
 
-def forward(
-    arguments: AttentionArguments, collector: Collector | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def forward(arguments: AttentionArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """(output, residual, lse, max_logits, probabilities) as the op's schema states them; [0] where not asked.
 
     q [B, H, Sq, D], k [B, Hk, Sk, D], v [B, Hk, Sk, Dv], any strides; nothing is copied. The caller has made sure that
@@ -158,7 +157,7 @@ def backward(
         upstream = gradients.output
         if plan.variant["descriptors"] and not describable(upstream):
             upstream = heads_last(q, saved.output.shape, q.dtype).copy_(upstream)
-        rows = _Rows(plan, gradients, saved, upstream)
+        rows = RowStatistics(plan, gradients, saved, upstream, collector is not None and collector.wants("delta_bias"))
         dk, dv, dq, dbias = nothing, nothing, nothing, nothing
         if not rows.made_by_query:
             _prepare(plan, rows)
@@ -174,42 +173,13 @@ def backward(
             _broadcast_gradient(plan, rows, tensor, index) if needed else tensor.new_empty(0)
             for index, (tensor, needed) in enumerate(zip(arguments.score_inputs, needs_inputs, strict=False))
         ]
+        if collector is not None:
+            record(collector, rows)
         dsinks = _sinks_gradient(arguments, saved, rows.delta[:, :, : plan.query_count]) if needs_sinks else nothing
     return dq, dk if needs_k else nothing, dv if needs_v else nothing, dbias, dsinks, dinputs
 
 
-class _Rows:
-    """FP32 statistics of each row that every kernel of the backward reads, and which heads hold a dead row.
-
-    [B, H, Sq padded to a multiple of the longest tile]: kernels load whole, aligned tiles and test for no end.
-    """
-
-    def __init__(self, plan: Plan, gradients: Gradients, saved: Saved, upstream: Tensor) -> None:
-        arguments = plan.arguments
-        self.saved, self.upstream = saved, upstream
-        self.residual = saved.residual if arguments.delta == "residual" and saved.has_residual else None
-        missing = arguments.delta == "residual" and arguments.rounds and self.residual is None
-        # What arrives through P joins dP, whose mean is not in the output: delta has to be summed anew.
-        self.recompute = arguments.delta == "recompute" or missing or gradients.probabilities is not None
-        self.lse_gradient = gradients.lse.to(torch.float32).contiguous() if gradients.lse is not None else None
-        nan, self.corrected = plan.variant["dead_rows_nan"], Variant(**plan.variant).corrected
-        covers = plan.tile(tuning.QUERY).query_block >= plan.tile(tuning.KEY_VALUE).query_block
-        apart = self.recompute or self.corrected or nan or arguments.packed
-        self.made_by_query = gradients.needs[0] and covers and not apart
-        self.settings = {"residual": self.residual is not None, "log_sum_gradient": self.lse_gradient is not None}
-        self.padded_count = -(-plan.query_count // ROWS_PADDED) * ROWS_PADDED
-        shape = (plan.batch, plan.heads, self.padded_count)
-        self.delta = torch.empty(shape, dtype=torch.float32, device=upstream.device)
-        self.shift = torch.empty_like(self.delta)
-        self.correction = torch.empty_like(self.delta) if self.corrected else None
-        self.dead_heads = torch.zeros(shape[:2], dtype=torch.int32, device=upstream.device) if nan else None
-
-    def statistics(self) -> tuple[Tensor, Tensor, Tensor | None, int]:
-        """shift, delta, correction and the rows of each, in the kernels' order."""
-        return self.shift, self.delta, self.correction, self.padded_count
-
-
-def _prepare(plan: Plan, rows: _Rows) -> None:
+def _prepare(plan: Plan, rows: RowStatistics) -> None:
     arguments, saved, upstream = plan.arguments, rows.saved, rows.upstream
     tile = tuning.Tile(ROWS_AT_A_TIME, ROWS_AT_A_TIME, 4, 1)
     launch(
@@ -231,7 +201,7 @@ def _prepare(plan: Plan, rows: _Rows) -> None:
         )  # fmt: skip
 
 
-def _launch_key_value(plan: Plan, rows: _Rows, dk: Tensor, dv: Tensor) -> None:
+def _launch_key_value(plan: Plan, rows: RowStatistics, dk: Tensor, dv: Tensor) -> None:
     tile = plan.tile(tuning.KEY_VALUE)
     launch(
         key_value_gradients, plan.key_programs(tile.key_block), tile,
@@ -242,20 +212,21 @@ def _launch_key_value(plan: Plan, rows: _Rows, dk: Tensor, dv: Tensor) -> None:
     )  # fmt: skip
 
 
-def _launch_query(plan: Plan, rows: _Rows, dq: Tensor) -> None:
+def _launch_query(plan: Plan, rows: RowStatistics, dq: Tensor) -> None:
     tile = plan.tile(tuning.QUERY)
     launch(
         query_gradients, plan.query_programs(tile.query_block), tile,
         *plan.inputs(tile), plan.survey(launch, tile), plan.arguments.seed,
         *plan.tiled(rows.upstream, tile.query_block, plan.value_width), *rows.statistics(),
-        rows.saved.output, rows.residual, strides_of(rows.saved.output), rows.saved.lse, rows.lse_gradient,
+        *rows.recorded(), rows.saved.output, rows.residual, strides_of(rows.saved.output),
+        rows.saved.lse, rows.lse_gradient,
         *plan.tiled(dq, tile.query_block, plan.width), *plan.sizes(),
-        VARIANT=plan.variant_for(tile, makes_rows=rows.made_by_query, **rows.settings),
+        VARIANT=plan.variant_for(tile, makes_rows=rows.made_by_query, row_sums=rows.sums is not None, **rows.settings),
         QUERY_BLOCK=tile.query_block, KEY_BLOCK=tile.key_block,
     )  # fmt: skip
 
 
-def _broadcast_gradient(plan: Plan, rows: _Rows, tensor: Tensor, score_input: int = -1) -> Tensor:
+def _broadcast_gradient(plan: Plan, rows: RowStatistics, tensor: Tensor, score_input: int = -1) -> Tensor:
     """The gradient of the bias, or of a score input, in its shape and format."""
     tile = plan.tile(tuning.REVISIT)
     total = torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device)

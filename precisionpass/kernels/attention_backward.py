@@ -124,7 +124,7 @@ def key_value_gradients(
 @triton.jit(do_not_specialize=LENGTHS)
 def query_gradients(
     query, query_strides, key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, survey, seed,
-    output_gradient, gradient_strides, shift, delta, correction, padded_count,
+    output_gradient, gradient_strides, shift, delta, correction, padded_count, row_sums, row_sizes,
     output, residual, output_strides, log_sum_exp, log_sum_gradient, query_gradient, query_gradient_strides,
     heads, group, query_count, key_count, left, right, diagonal, numbers,
     VARIANT: tl.constexpr, QUERY_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr,
@@ -174,7 +174,7 @@ def query_gradients(
         QUERY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.descriptors, not VARIANT.whole_queries,
     )  # fmt: skip
     if VARIANT.makes_rows:
-        row_delta = attention_rows.row_delta(
+        row_delta, row_size = attention_rows.row_delta(
             gradient_tile, output, residual, output_strides, log_sum_gradient, batch, head, batch_head, query_start,
             query_count, VARIANT, QUERY_BLOCK,
         )  # fmt: skip
@@ -184,6 +184,8 @@ def query_gradients(
         row_delta = tl.where(dead, 0.0, row_delta)
         tl.store(shift + statistics, row_shift)
         tl.store(delta + statistics, row_delta)
+        if VARIANT.row_sums:
+            tl.store(row_sizes + statistics, row_size)
     else:
         inside = query_index < query_count
         row_shift = load_statistic(shift + statistics, inside, float("inf"), VARIANT.packed)
@@ -192,6 +194,7 @@ def query_gradients(
     if VARIANT.corrected:
         row_correction = load_statistic(correction + statistics, query_index < query_count, 0.0, VARIANT.packed)
     query_sum = tl.zeros([QUERY_BLOCK, WIDTH], tl.float32)
+    row_sum = tl.zeros([QUERY_BLOCK], tl.float32)
     start, whole_start, whole_end, end = key_range(
         query_start, key_count, left, right, diagonal, QUERY_BLOCK, KEY_BLOCK, VARIANT
     )
@@ -210,13 +213,16 @@ def query_gradients(
             next_kind = kind_of(survey, key_start // KEY_BLOCK + 1, VARIANT)
             if not VARIANT.apart:
                 crosses = (key_start < whole_start) | (key_start >= whole_end)
-            query_sum = gather_keys(
-                query_sum, query_tile, gradient_tile, key_start, query_index, row_shift, row_delta, row_correction,
+            query_sum, row_sum = gather_keys(
+                query_sum, row_sum, query_tile, gradient_tile, key_start, query_index,
+                row_shift, row_delta, row_correction,
                 key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, dropout_seed,
                 batch, key_head, batch_head, query_count, key_count, left, right, diagonal, numbers,
                 query_start, kind, crosses, VARIANT, KEY_BLOCK,
             )  # fmt: skip
             kind = next_kind
+    if VARIANT.row_sums:
+        tl.store(row_sums + statistics, row_sum, mask=query_index < query_count)
     store_tile(
         query_gradient, query_gradient_strides, batch, head, query_start, query_count,
         (query_sum * numbers.scale).to(query_tile.dtype),

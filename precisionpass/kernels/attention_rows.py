@@ -25,7 +25,10 @@ def row_delta(
     gradient, output, residual, output_strides, log_sum_gradient, batch, head, batch_head, start, query_count,
     VARIANT: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """rowsum(dO * O) - dlse of ROWS rows from `start` on, whose dO is `gradient`; 0 past the last row."""
+    """(rowsum(dO * O) - dlse, rowsum |dO * O|) of ROWS rows from `start` on, whose dO is `gradient`; 0 past the last.
+
+    The second is only made where somebody reads it.
+    """
     index = start + tl.arange(0, ROWS)
     value = load_tile(
         output, output_strides, batch, head, start, query_count,
@@ -39,11 +42,13 @@ def row_delta(
         precise = residual_code.decode(value, steps)
     else:
         precise = value.to(tl.float32)
-    delta = tl.sum(precise * gradient.to(tl.float32), 1)
+    products = precise * gradient.to(tl.float32)
+    size = tl.sum(tl.abs(products), 1)
+    delta = tl.sum(products, 1)
     if VARIANT.log_sum_gradient:
         place = batch_head.to(tl.int64) * query_count + index
         delta -= tl.load(log_sum_gradient + place, mask=index < query_count, other=0.0)
-    return delta
+    return delta, size
 
 
 @triton.jit
@@ -93,7 +98,7 @@ def prepare_rows(
             output_gradient, gradient_strides, batch, head, start, query_count,
             ROWS, VARIANT.value_dim, VARIANT.value_width, False, True,
         )  # fmt: skip
-        found = row_delta(
+        found, _ = row_delta(
             gradient, output, residual, output_strides, log_sum_gradient, batch, head, batch_head, start, query_count,
             VARIANT, ROWS,
         )  # fmt: skip

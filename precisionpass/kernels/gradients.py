@@ -134,12 +134,12 @@ def gather_rows(
 
 @triton.jit
 def gather_keys(
-    query_sum, query_tile, gradient_tile, key_start, query_index, row_shift, row_delta, row_correction,
+    query_sum, row_sum, query_tile, gradient_tile, key_start, query_index, row_shift, row_delta, row_correction,
     key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, seed,
     batch, key_head, batch_head, query_count, key_count, left, right, diagonal, numbers,
     query_start, kind, crosses, VARIANT: tl.constexpr, KEY_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add what KEY_BLOCK keys from `key_start` on give to dQ of one query block."""
+    """Add what KEY_BLOCK keys from `key_start` on give to dQ of one query block, and to its rowsum dS where wanted."""
     key_tile = load_tile(
         key, key_strides, batch, key_head, key_start, key_count,
         KEY_BLOCK, VARIANT.head_dim, VARIANT.width, VARIANT.descriptors, not VARIANT.whole_keys,
@@ -157,9 +157,11 @@ def gather_keys(
         batch, query_start, kind, crosses, VARIANT, VARIANT.bounded, not VARIANT.whole_keys,
     )  # fmt: skip
     slope = score_gradient(probabilities, gradient, row_delta[:, None], allowed, VARIANT)
+    if VARIANT.row_sums:
+        row_sum += tl.sum(slope, 1)
     slope = product_gradient(slope, product, numbers, VARIANT)
     if VARIANT.exact:
         query_sum = tl.dot(slope, key_tile, query_sum, input_precision="ieee")
     else:
         query_sum = tl.dot(slope.to(query_tile.dtype), key_tile, query_sum)
-    return query_sum
+    return query_sum, row_sum

@@ -35,6 +35,7 @@ class Variant:
     probability_gradient: one arrives through the returned probabilities: "softmax", or "dropped", after dropout.
     packed:              the sequences stand one after the other (sequences.py); bottom_right: rows of each are aligned
                          at its end. Dense batches leave both False: their diagonal is a number.
+    row_sums:            the kernel of dQ leaves rowsum dS of each row and, with `makes_rows`, rowsum |dO * O|.
     makes_rows:          the kernel of dQ, which runs first, makes delta and shift; else `prepare_rows` has.
     split:               a program takes a part of a row's keys only, and leaves its FP32 output to be combined.
     """
@@ -81,6 +82,7 @@ class Variant:
     probability_gradient: str = "none"
     packed: bool = False
     bottom_right: bool = False
+    row_sums: bool = False
     makes_rows: bool = False
     split: bool = False
 

@@ -25,7 +25,7 @@ from precisionpass.ops.checks import (
 from precisionpass.ops.clipping import clip_gradient, stop_at_bound
 from precisionpass.ops.implementations import triton_kernels
 from precisionpass.ops.packed import check_packed_formats, check_packed_sizes
-from precisionpass.ops.recording import collector_of, in_force, see_forward
+from precisionpass.ops.recording import collector_of, in_force, kernel_forward
 from precisionpass.reference import attention as reference
 from precisionpass.reference import attention_backward as reference_backward
 
@@ -97,11 +97,15 @@ def _forward(*inputs: object, **settings: object) -> tuple[Tensor, Tensor, Tenso
     check_packed_sizes(arguments)
     arguments = without_keys_is_zero(in_force(arguments))
     collector = collector_of(arguments) if arguments.record_forward else None
-    compute = (kernels_for(arguments) or reference).forward
+    kernels = kernels_for(arguments)
     with torch.autocast(arguments.q.device.type, enabled=False):  # a region around the call must not round within
-        results = compute(arguments, collector)
+        if kernels is None:
+            results = reference.forward(arguments, collector)
+        else:
+            results = kernel_forward(kernels, arguments, collector)
         if collector is not None:
-            see_forward(collector, arguments, results[0])
+            collector.tensors(q=arguments.q, k=arguments.k, v=arguments.v, output=results[0])
+            collector.clips(results[0])
             collector.finish()
     return results
 
@@ -174,9 +178,9 @@ def _backward(
     wanted = [gradient if needed else q.new_empty(0) for gradient, needed in zip(found, needs[:5], strict=True)]
     dq, dk, dv = (clip_gradient(gradient, *clip) for gradient in wanted[:3])
     if collector is not None:
-        see_forward(collector, arguments, output)
-        collector.operands(grad_output=grad_output, grad_q=wanted[0], grad_k=wanted[1], grad_v=wanted[2])
-        collector.gradients(tuple(wanted[:3]), (dq, dk, dv))
+        collector.tensors(q=q, k=k, v=v, output=output, grad_output=grad_output)
+        collector.tensors(grad_q=wanted[0], grad_k=wanted[1], grad_v=wanted[2])
+        collector.clips(output, tuple(wanted[:3]), (dq, dk, dv))
         collector.finish(upstream, output)
     scores = [gradient if needed else q.new_empty(0) for gradient, needed in zip(dscores, needs[5:], strict=True)]
     return dq, dk, dv, wanted[3], wanted[4], scores

@@ -21,7 +21,7 @@ from precisionpass.ops.checks import (
     refuse_double_backward,
     refuse_forward_mode,
 )
-from precisionpass.ops.recording import collector_of, see_forward
+from precisionpass.ops.recording import collector_of
 from precisionpass.reference import attention as reference
 from precisionpass.reference import attention_backward as reference_backward
 
@@ -47,7 +47,7 @@ def _forward(output: Tensor, *inputs: object, **settings: object) -> Tensor:
     if collector is not None:
         with torch.autocast(output.device.type, enabled=False):
             reference.forward(arguments, collector)
-            see_forward(collector, arguments, output)
+            collector.tensors(q=arguments.q, k=arguments.k, v=arguments.v, output=output)
             collector.finish()
     return output.clone()
 
@@ -62,8 +62,8 @@ def _backward(grad_output: Tensor, output: Tensor, *inputs: object, **settings: 
             nothing = (False,) * (5 + len(arguments.score_inputs))
             saved = Saved(output, output.new_empty(0, dtype=torch.int8), lse)
             reference_backward.backward(Gradients(upstream, None, None, nothing), arguments, saved, collector)
-            see_forward(collector, arguments, output)
-            collector.operands(grad_output=grad_output)
+            q, k, v = arguments.q, arguments.k, arguments.v
+            collector.tensors(q=q, k=k, v=v, output=output, grad_output=grad_output)
             collector.finish(upstream, output)
     return grad_output.clone()
 
