@@ -34,17 +34,15 @@ def key_value_gradients(
     VALUE_WIDTH: tl.constexpr = VARIANT.value_width
     blocks = sequences.blocks(key_count, KEY_BLOCK, numbers, VARIANT)
     key_heads = heads // group
-    batch = tl.program_id(0) // blocks // key_heads
-    key_head = (tl.program_id(0) // blocks) % key_heads
-    block = tl.program_id(0) % blocks
-    sequence, first_row, first_key, total_rows, total_keys = batch, 0, 0, query_count, key_count
+    batch, key_head, block = sequences.of_program(blocks, key_heads)
+    total_rows, total_keys = query_count, key_count
+    sequence, block, first_row, query_count, first_key, key_count, diagonal = sequences.of_keys(
+        batch, block, total_rows, total_keys, diagonal, numbers, KEY_BLOCK, VARIANT
+    )
+    query, key, value = sequences.inputs_at(
+        query, query_strides, key, key_strides, value, value_strides, first_row, first_key, VARIANT
+    )
     if VARIANT.packed:
-        sequence, block, first_row, query_count, first_key, key_count, diagonal = sequences.of_keys(
-            block, total_rows, total_keys, numbers.packing, KEY_BLOCK, VARIANT
-        )
-        query = sequences.moved(query, query_strides, first_row, 0)
-        key = sequences.moved(key, key_strides, first_key, 0)
-        value = sequences.moved(value, value_strides, first_key, 0)
         if VARIANT.mask:
             mask = sequences.moved(mask, mask_strides, first_row, first_key)
         output_gradient = sequences.moved(output_gradient, gradient_strides, first_row, 0)
@@ -81,10 +79,10 @@ def key_value_gradients(
             here = Placed(*numbers, Place(sequence, batch, head, first_row, first_key, total_rows, total_keys))
         head_bias = bias
         if VARIANT.bias:
-            head_bias += batch.to(tl.int64) * bias_strides.batch + head.to(tl.int64) * bias_strides.head
+            head_bias = sequences.plane_of(bias, bias_strides, batch, head)
         head_mask = mask
         if VARIANT.mask and not VARIANT.mask_descriptor:
-            head_mask += batch.to(tl.int64) * mask_strides.batch + head.to(tl.int64) * mask_strides.head
+            head_mask = sequences.plane_of(mask, mask_strides, batch, head)
         for phase in tl.static_range(2 if VARIANT.apart else 1):
             crosses = phase == 0
             first = start
@@ -132,23 +130,21 @@ def query_gradients(
     """dQ of QUERY_BLOCK rows of one head; with `makes_rows` their delta and shift too, for the kernel of dK and dV."""
     WIDTH: tl.constexpr = VARIANT.width
     blocks = sequences.blocks(query_count, QUERY_BLOCK, numbers, VARIANT)
-    batch_head = tl.program_id(0) // blocks
-    block = tl.program_id(0) % blocks
+    batch, head, block = sequences.of_program(blocks, heads)
+    batch_head = batch * heads + head
     if VARIANT.right_bound and not VARIANT.packed:
         block = blocks - 1 - block  # the longest rows first
-    batch = batch_head // heads
-    head = batch_head % heads
     key_head = head
     if VARIANT.grouped:
         key_head = head // group
-    sequence, first_row, first_key, total_rows, total_keys = batch, 0, 0, query_count, key_count
+    total_rows, total_keys = query_count, key_count
+    sequence, block, first_row, query_count, first_key, key_count, diagonal = sequences.of_rows(
+        batch, block, total_rows, total_keys, diagonal, numbers, QUERY_BLOCK, VARIANT
+    )
+    query, key, value = sequences.inputs_at(
+        query, query_strides, key, key_strides, value, value_strides, first_row, first_key, VARIANT
+    )
     if VARIANT.packed:
-        sequence, block, first_row, query_count, first_key, key_count, diagonal = sequences.of_rows(
-            block, total_rows, total_keys, numbers.packing, QUERY_BLOCK, VARIANT
-        )
-        query = sequences.moved(query, query_strides, first_row, 0)
-        key = sequences.moved(key, key_strides, first_key, 0)
-        value = sequences.moved(value, value_strides, first_key, 0)
         if VARIANT.mask:
             mask = sequences.moved(mask, mask_strides, first_row, first_key)
         output_gradient = sequences.moved(output_gradient, gradient_strides, first_row, 0)
@@ -159,9 +155,9 @@ def query_gradients(
     query_index = query_start + tl.arange(0, QUERY_BLOCK)
     statistics = batch_head.to(tl.int64) * padded_count + first_row + query_index
     if VARIANT.bias:
-        bias += batch.to(tl.int64) * bias_strides.batch + head.to(tl.int64) * bias_strides.head
+        bias = sequences.plane_of(bias, bias_strides, batch, head)
     if VARIANT.mask and not VARIANT.mask_descriptor:
-        mask += batch.to(tl.int64) * mask_strides.batch + head.to(tl.int64) * mask_strides.head
+        mask = sequences.plane_of(mask, mask_strides, batch, head)
     dropout_seed = 0
     if VARIANT.dropout:
         dropout_seed = tl.load(seed)

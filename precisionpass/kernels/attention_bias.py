@@ -6,6 +6,7 @@
 import triton
 import triton.language as tl
 
+from precisionpass.kernels import sequences
 from precisionpass.kernels.gradients import probabilities_and_gradient, product_gradient, score_gradient
 from precisionpass.kernels.masks import key_range
 from precisionpass.kernels.tiles import load_tile
@@ -60,10 +61,10 @@ def bias_gradients(
             here = Placed(*numbers, Place(batch, batch, head, 0, 0, query_count, key_count))
         head_bias = bias
         if VARIANT.bias:
-            head_bias += batch.to(tl.int64) * bias_strides.batch + head.to(tl.int64) * bias_strides.head
+            head_bias = sequences.plane_of(bias, bias_strides, batch, head)
         head_mask = mask
         if VARIANT.mask and not VARIANT.mask_descriptor:
-            head_mask += batch.to(tl.int64) * mask_strides.batch + head.to(tl.int64) * mask_strides.head
+            head_mask = sequences.plane_of(mask, mask_strides, batch, head)
         for row_tile in range(first_row, last_row):
             query_start = row_tile * QUERY_BLOCK
             query_index = query_start + tl.arange(0, QUERY_BLOCK)

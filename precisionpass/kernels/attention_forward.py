@@ -29,28 +29,25 @@ def attention_forward(
     VALUE_WIDTH: tl.constexpr = VARIANT.value_width
     ONES_WIDTH: tl.constexpr = VARIANT.ones_width
     blocks = sequences.blocks(query_count, QUERY_BLOCK, numbers, VARIANT)
-    program = tl.program_id(0)
-    batch_head = program // blocks
-    block = program % blocks
+    batch, head, block = sequences.of_program(blocks, heads * splits)
     split = 0
     if VARIANT.split:
-        split = batch_head % splits
-        batch_head = batch_head // splits
+        split = head % splits
+        head = head // splits
+    batch_head = batch * heads + head
     if VARIANT.right_bound and not VARIANT.packed:
         block = blocks - 1 - block  # the longest rows first: they set the time of the last wave
-    batch = batch_head // heads
-    head = batch_head % heads
     key_head = head
     if VARIANT.grouped:
         key_head = head // group
-    sequence, first_row, first_key, total_rows, total_keys = batch, 0, 0, query_count, key_count
+    total_rows, total_keys = query_count, key_count
+    sequence, block, first_row, query_count, first_key, key_count, diagonal = sequences.of_rows(
+        batch, block, total_rows, total_keys, diagonal, numbers, QUERY_BLOCK, VARIANT
+    )
+    query, key, value = sequences.inputs_at(
+        query, query_strides, key, key_strides, value, value_strides, first_row, first_key, VARIANT
+    )
     if VARIANT.packed:
-        sequence, block, first_row, query_count, first_key, key_count, diagonal = sequences.of_rows(
-            block, total_rows, total_keys, numbers.packing, QUERY_BLOCK, VARIANT
-        )
-        query = sequences.moved(query, query_strides, first_row, 0)
-        key = sequences.moved(key, key_strides, first_key, 0)
-        value = sequences.moved(value, value_strides, first_key, 0)
         if VARIANT.mask:
             mask = sequences.moved(mask, mask_strides, first_row, first_key)
         output = sequences.moved(output, output_strides, first_row, 0)
@@ -66,9 +63,9 @@ def attention_forward(
     query_start = block * QUERY_BLOCK
     query_index = query_start + tl.arange(0, QUERY_BLOCK)
     if VARIANT.bias:
-        bias += batch.to(tl.int64) * bias_strides.batch + head.to(tl.int64) * bias_strides.head
+        bias = sequences.plane_of(bias, bias_strides, batch, head)
     if VARIANT.mask and not VARIANT.mask_descriptor:
-        mask += batch.to(tl.int64) * mask_strides.batch + head.to(tl.int64) * mask_strides.head
+        mask = sequences.plane_of(mask, mask_strides, batch, head)
     dropout_seed = 0
     if VARIANT.dropout:
         dropout_seed = tl.load(seed)

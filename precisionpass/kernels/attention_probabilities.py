@@ -6,7 +6,7 @@ m = rowmax S      l = sum exp(S - m)      P = exp(S - m) / l, FP32, rounded once
 import triton
 import triton.language as tl
 
-from precisionpass.kernels import dropout
+from precisionpass.kernels import dropout, sequences
 from precisionpass.kernels.masks import key_range
 from precisionpass.kernels.scores import LOG2_E, scores
 from precisionpass.kernels.tiles import load_tile
@@ -60,9 +60,9 @@ def write_probabilities(
     if VARIANT.placed:
         numbers = Placed(*numbers, Place(batch, batch, head, 0, 0, query_count, key_count))
     if VARIANT.bias:
-        bias += batch.to(tl.int64) * bias_strides.batch + head.to(tl.int64) * bias_strides.head
+        bias = sequences.plane_of(bias, bias_strides, batch, head)
     if VARIANT.mask and not VARIANT.mask_descriptor:
-        mask += batch.to(tl.int64) * mask_strides.batch + head.to(tl.int64) * mask_strides.head
+        mask = sequences.plane_of(mask, mask_strides, batch, head)
     query_tile = load_tile(
         query, query_strides, batch, head, query_start, query_count,
         QUERY_BLOCK, VARIANT.head_dim, VARIANT.width, VARIANT.descriptors, True,

@@ -120,21 +120,19 @@ def revisit_rows(
     `correction` = log2 rowsum exp(S - lse) puts that right; rows of ordinary size keep 0 and cost nothing.
     """
     blocks = sequences.blocks(query_count, QUERY_BLOCK, numbers, VARIANT)
-    batch_head = tl.program_id(0) // blocks
-    block = tl.program_id(0) % blocks
-    batch = batch_head // heads
-    head = batch_head % heads
+    batch, head, block = sequences.of_program(blocks, heads)
+    batch_head = batch * heads + head
     key_head = head
     if VARIANT.grouped:
         key_head = head // group
-    sequence, first_row, first_key, total_rows, total_keys = batch, 0, 0, query_count, key_count
+    total_rows, total_keys = query_count, key_count
+    sequence, block, first_row, query_count, first_key, key_count, diagonal = sequences.of_rows(
+        batch, block, total_rows, total_keys, diagonal, numbers, QUERY_BLOCK, VARIANT
+    )
+    query, key, value = sequences.inputs_at(
+        query, query_strides, key, key_strides, value, value_strides, first_row, first_key, VARIANT
+    )
     if VARIANT.packed:
-        sequence, block, first_row, query_count, first_key, key_count, diagonal = sequences.of_rows(
-            block, total_rows, total_keys, numbers.packing, QUERY_BLOCK, VARIANT
-        )
-        query = sequences.moved(query, query_strides, first_row, 0)
-        key = sequences.moved(key, key_strides, first_key, 0)
-        value = sequences.moved(value, value_strides, first_key, 0)
         if VARIANT.mask:
             mask = sequences.moved(mask, mask_strides, first_row, first_key)
         output_gradient = sequences.moved(output_gradient, gradient_strides, first_row, 0)
@@ -158,9 +156,9 @@ def revisit_rows(
     weighted = tl.zeros([QUERY_BLOCK], tl.float32)
     if WANTS_DELTA or tl.max(large.to(tl.int32), 0) > 0:
         if VARIANT.bias:
-            bias += batch.to(tl.int64) * bias_strides.batch + head.to(tl.int64) * bias_strides.head
+            bias = sequences.plane_of(bias, bias_strides, batch, head)
         if VARIANT.mask and not VARIANT.mask_descriptor:
-            mask += batch.to(tl.int64) * mask_strides.batch + head.to(tl.int64) * mask_strides.head
+            mask = sequences.plane_of(mask, mask_strides, batch, head)
         dropout_seed = 0
         if VARIANT.dropout:
             dropout_seed = tl.load(seed)

@@ -24,6 +24,14 @@ def blocks(total, BLOCK: tl.constexpr, numbers, VARIANT: tl.constexpr):
 
 
 @triton.jit
+def of_program(blocks, parts):
+    """(batch, part, block) of this program, `parts` being the heads of a sequence, or further parts of theirs."""
+    program = tl.program_id(0)
+    rest = program // blocks
+    return rest // parts, rest % parts, program % blocks
+
+
+@triton.jit
 def boundary(cumulative, index, sequences, total):
     """Where sequence `index` begins; of the one behind the last its end too. Never outside [0, total]."""
     found = tl.load(cumulative + tl.minimum(index, sequences))
@@ -64,24 +72,54 @@ def spans(sequence, total_rows, total_keys, packing, VARIANT: tl.constexpr):
 
 
 @triton.jit
-def of_rows(block, total_rows, total_keys, packing, QUERY_BLOCK: tl.constexpr, VARIANT: tl.constexpr):
+def of_rows(
+    batch, block, total_rows, total_keys, diagonal, numbers, QUERY_BLOCK: tl.constexpr, VARIANT: tl.constexpr,
+):  # fmt: skip
     """(sequence, block in it, first row, rows, first key, keys, diagonal) for a program with a block of rows."""
-    sequence, block = find(block, packing.rows, packing.sequences, total_rows, QUERY_BLOCK)
-    first_row, rows, first_key, keys, diagonal = spans(sequence, total_rows, total_keys, packing, VARIANT)
-    seen = (sequence < packing.sequences) & (block * QUERY_BLOCK < rows)
-    return sequence, block, first_row, rows, first_key, tl.where(seen, keys, 0), diagonal
+    sequence, first_row, rows, first_key, keys = batch, 0, total_rows, 0, total_keys
+    if VARIANT.packed:
+        packing = numbers.packing
+        sequence, block = find(block, packing.rows, packing.sequences, total_rows, QUERY_BLOCK)
+        first_row, rows, first_key, keys, diagonal = spans(sequence, total_rows, total_keys, packing, VARIANT)
+        seen = (sequence < packing.sequences) & (block * QUERY_BLOCK < rows)
+        keys = tl.where(seen, keys, 0)
+    return sequence, block, first_row, rows, first_key, keys, diagonal
 
 
 @triton.jit
-def of_keys(block, total_rows, total_keys, packing, KEY_BLOCK: tl.constexpr, VARIANT: tl.constexpr):
+def of_keys(
+    batch, block, total_rows, total_keys, diagonal, numbers, KEY_BLOCK: tl.constexpr, VARIANT: tl.constexpr,
+):  # fmt: skip
     """The same for a program with a block of keys."""
-    sequence, block = find(block, packing.keys, packing.sequences, total_keys, KEY_BLOCK)
-    first_row, rows, first_key, keys, diagonal = spans(sequence, total_rows, total_keys, packing, VARIANT)
-    seen = (sequence < packing.sequences) & (block * KEY_BLOCK < keys)
-    return sequence, block, first_row, tl.where(seen, rows, 0), first_key, keys, diagonal
+    sequence, first_row, rows, first_key, keys = batch, 0, total_rows, 0, total_keys
+    if VARIANT.packed:
+        packing = numbers.packing
+        sequence, block = find(block, packing.keys, packing.sequences, total_keys, KEY_BLOCK)
+        first_row, rows, first_key, keys, diagonal = spans(sequence, total_rows, total_keys, packing, VARIANT)
+        seen = (sequence < packing.sequences) & (block * KEY_BLOCK < keys)
+        rows = tl.where(seen, rows, 0)
+    return sequence, block, first_row, rows, first_key, keys, diagonal
 
 
 @triton.jit
 def moved(pointer, strides, first_row, first_key):
     """A pointer to [B, H, rows, keys or width] at a sequence's beginning; a broadcast axis has a stride of 0."""
     return pointer + first_row.to(tl.int64) * strides.row + first_key * strides.column
+
+
+@triton.jit
+def inputs_at(
+    query, query_strides, key, key_strides, value, value_strides, first_row, first_key, VARIANT: tl.constexpr,
+):  # fmt: skip
+    """(query, key, value) at a sequence's beginning; those of a dense batch as they are."""
+    if VARIANT.packed:
+        query = moved(query, query_strides, first_row, 0)
+        key = moved(key, key_strides, first_key, 0)
+        value = moved(value, value_strides, first_key, 0)
+    return query, key, value
+
+
+@triton.jit
+def plane_of(term, strides, batch, head):
+    """A mask or bias at one head's rows and keys."""
+    return term + batch.to(tl.int64) * strides.batch + head.to(tl.int64) * strides.head
