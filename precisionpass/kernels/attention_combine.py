@@ -60,4 +60,4 @@ def combine_splits(
     target = corner + row.to(tl.int64) * output_strides.row + columns
     tl.store(output + target, rounded, mask=inside)
     if VARIANT.residual:
-        tl.store(residual + target, residual_code.encode(precise, rounded), mask=inside)
+        tl.store(residual + target, residual_code.encode(precise, rounded, statistics, columns), mask=inside)

@@ -142,7 +142,8 @@ def attention_forward(
         QUERY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.descriptors and not VARIANT.split,
     )  # fmt: skip
     if VARIANT.residual:
+        lost = residual_code.encode(precise, rounded, statistics[:, None], tl.arange(0, VARIANT.value_width)[None, :])
         store_tile(
-            residual, residual_strides, batch, head, query_start, query_count, residual_code.encode(precise, rounded),
+            residual, residual_strides, batch, head, query_start, query_count, lost,
             QUERY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.residual_descriptor,
         )  # fmt: skip

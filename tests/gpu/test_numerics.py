@@ -83,3 +83,9 @@ def test_without_the_method_the_budgets_break():
     measured = measure(case, kernels(normaliser="float32", delta="output")(case))
     print("without", measured)
     assert {"rho", "bias"} <= set(over_budget(measured, sharp=True))
+
+
+def test_the_residual_of_the_kernels_is_that_of_the_specification():
+    from tests.kernels.check_residual import faults
+
+    assert faults("cuda") == []
