@@ -135,7 +135,7 @@ def _written_out(w: Writer, lead: tuple[int, ...], sizes: dict, dtype: str) -> N
     masks: list[tuple[str, str]] = []
     for _ in range(w.pick(0, 1, 1, 2, 3, 4)):
         w.write(*_score_step(w, scores, masks))
-    _softmax(w, scores)
+    _softmax(w, scores, masks)
     _probabilities(w, lead, masks)
     w.write(w.pick("v = v.to(p.dtype)", "p = p.to(v.dtype)", "p = p.type_as(v)", "p, v = p.float(), v.float()"))
     values = ["p @ v", "torch.matmul(p, v)", "torch.einsum('...ij,...jd->...id', p, v)", "(v.mT @ p.mT).mT",
@@ -175,7 +175,8 @@ def _score_step(w: Writer, scores: tuple[int, ...], masks: list) -> list[str]:
         return [w.pick(f"s = s.masked_fill({ones}.triu(1), {fill})", f"s = torch.where({ones}.tril(), s, {fill})",
                        f"s = s + torch.full(({i}, {j}), {fill}).triu(1)",
                        f"s = s.masked_fill({ahead}, {fill})")]  # fmt: skip
-    if step == "head" and len(scores) == 4:
+    filled = any(fill in line for fill in ("-1e9", "-3.3e38") for line in w.lines)
+    if step == "head" and len(scores) == 4 and not filled:  # its gradient multiplies roundings with the fill
         return [f"s = s * {w.input('heat', (scores[1], 1, 1), w.inputs['q'].dtype)}"]
     if step == "view" and len(scores) == 4:
         return [f"s = s.reshape({scores[0] * scores[1]}, {i}, {j})", f"s = s.view({scores[0]}, {scores[1]}, {i}, {j})"]
@@ -189,13 +190,20 @@ def _score_step(w: Writer, scores: tuple[int, ...], masks: list) -> list[str]:
     }.get(step, ["s = s * 0.25"])
 
 
-def _softmax(w: Writer, scores: tuple[int, ...]) -> None:
-    spelling = w.pick("method", "method", "function", "float", "exp", "stable", "log", "logsumexp", "sink", "rows")
+def _softmax(w: Writer, scores: tuple[int, ...], masks: list) -> None:
+    # in float64 as well the logarithm of a sum vanishes beside a fill of -3.3e38
+    by_logarithm = [] if any("-3.3e38" in line for line in w.lines) else ["log", "logsumexp"]
+    spelling = w.pick("method", "method", "function", "float", "exp", "stable", "rows", "sink", "off by one", "vector",
+                      "masked", *by_logarithm)  # fmt: skip
     if spelling == "sink":
-        name = w.input("sink", (*scores[:-2], 1, 1), w.inputs["q"].dtype)
-        w.write(f"s = torch.cat([s, {name}.expand({', '.join(map(str, scores[:-1]))}, 1).to(s.dtype)], -1)",
-                "p = s.softmax(-1)[..., :-1]")  # fmt: skip
+        _sink(w, w.input("sink", (*scores[:-2], 1, 1), w.inputs["q"].dtype), scores)
         return
+    if spelling == "masked":
+        name = w.input("mask", _broadcast(w, scores), "bool", "mask")
+        masks.append((name, 'float("-inf")'))
+        w.write(
+            "e = s.exp()", w.pick(f"e = e * {name}", f"e = e.masked_fill(~{name}, 0)", f"e = {name}.to(e.dtype) * e")
+        )
     if spelling == "rows":
         w.plain = False  # over another axis than the keys
     w.write(*{
@@ -207,19 +215,41 @@ def _softmax(w: Writer, scores: tuple[int, ...]) -> None:
         "log": ["p = s.log_softmax(-1).exp()"],
         "logsumexp": ["p = (s - torch.logsumexp(s, -1, keepdim=True)).exp()"],
         "rows": ["p = s.softmax(-2)"],
+        "off by one": [
+            "e = s.exp()", w.pick("p = e / (1 + e.sum(-1, keepdim=True))", "p = e / (e.sum(-1)[..., None] + 1)"),
+        ],
+        "vector": ["e = torch.exp(s - s.amax(-1)[..., None])", "p = e / e.sum(-1).unsqueeze(-1)"],
+        "masked": ["p = e / e.sum(-1, keepdim=True)"],
     }[spelling])  # fmt: skip
 
 
+def _sink(w: Writer, name: str, scores: tuple[int, ...]) -> None:
+    """A softmax that sees one more logit, or the same three times."""
+    column = f"{name}.expand({', '.join(map(str, scores[:-1]))}, 1).to(s.dtype)"
+    w.write(*w.pick(
+        [f"s = torch.cat([s, {column}], -1)", "p = s.softmax(-1)[..., :-1]"],
+        [f"s = torch.cat([{column}, s], -1)", "p = s.softmax(-1)[..., 1:]"],
+        [f"s = torch.cat([s, {column}.repeat_interleave(3, -1)], -1)", f"p = s.softmax(-1)[..., :{scores[-1]}]"],
+        ["s = F.pad(s, (0, 1), value=0.5)", f"p = s.softmax(-1)[..., :{scores[-1]}]"],
+        ["m = s.amax(-1, keepdim=True)", "e = torch.exp(s - m)",
+         f"p = e / (torch.exp({name}.to(s.dtype) - m) + e.sum(-1, keepdim=True))"],
+        ["s = s.clamp(min=-1e4)",
+         f"p = torch.exp(s - torch.logaddexp(s.logsumexp(-1, keepdim=True), {name}.to(s.dtype)))"],
+    ))  # fmt: skip
+
+
 def _probabilities(w: Writer, lead: tuple[int, ...], masks: list) -> None:
-    step = w.pick("none", "none", "none", "dropout", "heads", "zero", "mixed", "shifted", "renormalised")
-    if step == "dropout":
+    step = w.pick("none", "none", "none", "dropout", "heads", "zero", "mixed", "shifted", "renormalised", "nan")
+    if step == "nan":
+        w.write(w.pick("p = p.nan_to_num(0.0)", "p = torch.nan_to_num(p)"))
+    elif step == "dropout":
         w.write(w.pick("p = F.dropout(p, 0.0)", "p = F.dropout(p, 0.5, training=False)"))
     elif step == "heads" and len(lead) == 2:
         w.write(f"p = p * {w.input('kept', (lead[1], 1, 1), w.inputs['q'].dtype)}")
     elif step == "zero" and masks:
         name, _ = w.pick(*masks)
         w.plain = False  # an attention only where the fill stands for -inf
-        w.write(w.pick(f"p = p.masked_fill(~{name}, 0)", f"p = torch.where({name}, p, 0.0)"))
+        w.write(w.pick(f"p = p.masked_fill(~{name}, 0)", f"p = torch.where({name}, p, 0.0)", f"p = p * {name}"))
     elif step == "mixed" and len(lead) == 2:
         w.plain = False
         w.write(f"p = torch.einsum('bhij,hg->bgij', p, {w.input('mix', (lead[1], lead[1]), 'float32')}.to(p.dtype))")

@@ -41,12 +41,17 @@ def _called(w: Writer, rms: bool, row, eps: str, dtype: str) -> None:
 
 def _written_out(w: Writer, rms: bool, shape, dims, row, eps: str, dtype: str) -> None:
     over = f"{dims}" if len(dims) > 1 else w.pick(f"{dims[0]}", f"({dims[0] - len(shape)},)")
-    wide = w.chance(2) and dtype != "float64"
+    wide, count = w.chance(2) and dtype != "float64", math.prod(row)
     w.write(w.pick("h = x.float()", "h = x.to(torch.float32)") if wide else "h = x")
     if rms:
         w.write("c = h")
         square = w.pick("c.pow(2)", "c * c", "c ** 2", "torch.square(c)")
-        w.write(f"v = ({square}).mean({over}, keepdim=True)")
+        spellings = [f"v = ({square}).mean({over}, keepdim=True)"] * 2
+        spellings += [f"v = ({square}).sum({over}, keepdim=True) {w.pick(f'/ {count}', f'* {1 / count!r}')}"]
+        if len(dims) == 1:
+            spellings += [f"v = ({square}).mean({over}).unsqueeze({dims[0]})",
+                          f"v = c.norm(dim={over}, keepdim=True) ** 2 / {count}"]  # fmt: skip
+        w.write(w.pick(*spellings))
     else:
         w.write(f"m = h.mean({over}, keepdim=True)", "c = h - m")
         unbiased = w.chance(8)
@@ -57,8 +62,12 @@ def _written_out(w: Writer, rms: bool, shape, dims, row, eps: str, dtype: str) -
             if dtype in ("float32", "float64"):
                 spellings.append(f"v = (h * h).mean({over}, keepdim=True) - m * m")
         w.write(w.pick(*spellings))
-    root = w.pick("inside", "inside", "inside", "outside")
-    if root == "outside":
+    root = w.pick("inside", "inside", "inside", "outside", "deviation", "weighted")
+    if root == "deviation" and not rms:
+        w.write(f"y = c / h.std({over}, keepdim=True, correction=0)")
+    elif root == "weighted" and dims[-1] == len(shape) - 1:
+        w.write(f"y = c * (torch.rsqrt(v + {eps}) * {w.input('inner', row, dtype)})")
+    elif root == "outside":
         w.plain = False
         w.write(f"y = c / (v.sqrt() + {eps})")
     else:
