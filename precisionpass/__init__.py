@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from precisionpass.api import compile, explain, is_active, monitor, report, rewrite
     from precisionpass.errors import PrecisionPassError
     from precisionpass.hooks.gradient_norm import clip_grad_norm_
+    from precisionpass.hooks.master_weights import MasterWeights
+    from precisionpass.hooks.spectral import SpectralMonitor
     from precisionpass.rules.model import Match, Rule
     from precisionpass.sites import Found, Recogniser, default_sites
 
@@ -20,10 +22,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Found",
+    "MasterWeights",
     "Match",
     "PrecisionPassError",
     "Recogniser",
     "Rule",
+    "SpectralMonitor",
     "__version__",
     "clip_grad_norm_",
     "compile",
@@ -37,10 +41,12 @@ __all__ = [
 
 _HOME = {
     "Found": "precisionpass.sites",
+    "MasterWeights": "precisionpass.hooks.master_weights",
     "Match": "precisionpass.rules.model",
     "PrecisionPassError": "precisionpass.errors",
     "Recogniser": "precisionpass.sites",
     "Rule": "precisionpass.rules.model",
+    "SpectralMonitor": "precisionpass.hooks.spectral",
     "clip_grad_norm_": "precisionpass.hooks.gradient_norm",
     "compile": "precisionpass.api",
     "default_sites": "precisionpass.sites",

@@ -102,7 +102,7 @@ def test_importing_the_package_imports_nothing_heavy():
 def test_the_public_names():
     import precisionpass
 
-    public = ["Found", "Match", "PrecisionPassError", "Recogniser", "Rule"]
+    public = ["Found", "MasterWeights", "Match", "PrecisionPassError", "Recogniser", "Rule", "SpectralMonitor"]
     public += ["clip_grad_norm_", "compile", "default_sites", "explain", "is_active", "monitor", "report", "rewrite"]
     assert sorted(name for name in precisionpass.__all__ if name != "__version__") == public
     assert set(precisionpass.__all__) <= set(dir(precisionpass))

@@ -17,6 +17,7 @@ ARGUMENTS = {
     "05_what_changed.py": [],
     "06_one_site.py": [],
     "07_fp8_attention.py": [],
+    "08_monitor.py": [],
     "04_own_site.py": [],
 }
 SAID = {
@@ -33,6 +34,9 @@ SAID = {
     ],
     "06_one_site.py": ["def old(", "torch.ops.precisionpass.attention", "gradient of k_embed", "error "],
     "07_fp8_attention.py": ["refused, a rule asks for FP8 products", "FP8, scale by head"],
+    "08_monitor.py": [
+        "step 3: gradient norm", "transformer.h.1.attn: sequences 12, delta_bias", "spectral norm", "events: []",
+    ],
     "03_own_rules.py": ["own_rules.yaml: good", "kept by rule first-layer-as-it-is", "'transformer.h.0.attn': 'kept'"],
 }
 

@@ -34,6 +34,20 @@ class Monitor:
         """
         return {name: read(totals, self._recorder.sites[name].records) for name, totals in self._totals().items()}
 
+    def scalars(self) -> dict[str, float]:
+        """Every figure that is one number, as "SITE/FIGURE"."""
+        return {
+            f"{name}/{figure}": float(value)
+            for name, figures in self.read().items()
+            for figure, value in figures.items()
+            if not isinstance(value, list)
+        }
+
+    def write(self, writer: Any, step: int) -> None:
+        """Hand every figure to a TensorBoard SummaryWriter, or to whatever has its add_scalar(name, value, step)."""
+        for name, value in self.scalars().items():
+            writer.add_scalar(f"precisionpass/{name}", value, step)
+
     def alarms(self) -> list[Alarm]:
         """What is beyond its limit just now, site by site."""
         sites = self._recorder.sites

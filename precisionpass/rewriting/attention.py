@@ -11,7 +11,7 @@ from precisionpass.rewriting.arrange import strides_matter
 from precisionpass.rewriting.hooking import Hooks, hooked
 from precisionpass.rewriting.operands import operands
 from precisionpass.rewriting.own import Actions, call_action
-from precisionpass.rewriting.recording import Recording, start_escalation
+from precisionpass.rewriting.recording import Recording, prepare
 from precisionpass.rewriting.settings import settings
 from precisionpass.rewriting.writer import ActionRefuses, Placed, Writer
 from precisionpass.shadow import Shadow
@@ -66,7 +66,7 @@ def _results(
         if dtype in _SIXTEEN_BIT and gradients and residual:
             inputs["save_residual"] = True
         if recording is not None:
-            start_escalation(recording, decision)
+            prepare(recording, decision)
             inputs["record"] = recording.handle
             inputs |= {} if gradients else {"record_forward": True}
         qkv = (hooked(writer, decision, hooks, name, node) for name, node in zip("qkv", found.qkv, strict=True))

@@ -68,14 +68,19 @@ def _escalates(decision: Decision) -> bool:
     return decision.action == "rewritten" and not decision.own_action and bool(decision.values["escalate"])
 
 
-def start_escalation(recording: Recording, decision: Decision) -> None:
-    """Make the site able to escalate, where a rule says so. Raises ShiftTooLarge for settings it cannot have."""
+def prepare(recording: Recording, decision: Decision) -> None:
+    """Make the totals before the site runs, where nobody captures memory in a CUDA graph, and what lets it escalate.
+
+    Raises ShiftTooLarge for settings an escalation cannot have.
+    """
+    operation = decision.site.operation
+    device = graph.value(operation.output).device
+    recording.totals.totals(device, operation.axes.hint((*operation.kv_heads, *operation.group)))
     if not _escalates(decision):
         return
-    asked, operation = decision.values["escalate"], decision.site.operation
+    asked = decision.values["escalate"]
     shown = ", ".join(f"{name}={value}" for name, value in asked["to"].items())
     safer = overrides(decision, operation)
-    device = graph.value(operation.output).device
     escalation = Escalation(decision.escalates_when, safer, shown, asked["hold"], asked["window"])
     recording.totals.escalate(escalation, device)
 
@@ -94,6 +99,7 @@ def write_observer(decision: Decision, shadow: Shadow, recording: Recording, wan
         raise CannotPlace("its output is inside another call")
     if operation.factors:
         raise CannotPlace("its output is multiplied by a factor")
+    prepare(recording, decision)
     writer = Writer(shadow, operation.output)
     writer.before = output.next
     try:

@@ -52,4 +52,6 @@ CODES = {
     "PP409": "an expectation failed, and the rules say on_unexpected: error",
     "PP501": "monitor.check: a figure of a site is beyond its limit",
     "PP502": "clip_grad_norm_: a gradient that is not finite, or arguments that it cannot use",
+    "PP503": "MasterWeights: an optimizer or a state of other tensors",
+    "PP504": "SpectralMonitor: no matrix of that name",
 }

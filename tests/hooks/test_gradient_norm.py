@@ -83,7 +83,17 @@ def one_step(model, x):
     return float(norm), whole
 
 
-def worker(rank, port, truth, figures):
+def with_masters(model, x):
+    """The masters, whole, after a step of a BF16 model."""
+    masters = precisionpass.MasterWeights(model)
+    optimizer = masters.attach(torch.optim.AdamW(masters.parameters(), lr=1e-2))
+    model(x.to(torch.bfloat16)).float().square().mean().backward()
+    optimizer.step()
+    assert all(parameter.dtype == torch.bfloat16 and parameter.grad is None for parameter in model.parameters())
+    return [one.full_tensor() if hasattr(one, "full_tensor") else one for one in masters.parameters()]
+
+
+def worker(rank, port, truth, figures, stepped):
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", rank=rank, world_size=2)
@@ -101,6 +111,9 @@ def worker(rank, port, truth, figures):
             assert norm == pytest.approx(truth[0], rel=1e-5)
             for ours, theirs in zip(found, truth[1], strict=True):
                 torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-7)
+        sharded = with_masters(fully_shard(fresh().to(torch.bfloat16), mesh=init_device_mesh("cpu", (2,))), part)
+        for ours, theirs in zip(sharded, stepped, strict=True):
+            assert float((ours - theirs).abs().mean()) < 1e-3, "the step is 1e-2, and gradients are rounded"
         for name, site in precisionpass.monitor(compiled).read().items():
             assert site["sequences"] == figures[name]["sequences"] == 4
             for figure in ("amax_q", "amax_output"):
@@ -114,4 +127,5 @@ def test_two_processes_have_the_norm_and_the_figures_of_one():
     model = precisionpass.compile(fresh(), rules=RULES, backend="aot_eager")
     truth = one_step(model, batches())
     figures = precisionpass.monitor(model).read()
-    multiprocessing.spawn(worker, args=(free_port(), truth, figures), nprocs=2, join=True)
+    stepped = [one.detach() for one in with_masters(fresh().to(torch.bfloat16), batches())]
+    multiprocessing.spawn(worker, args=(free_port(), truth, figures, stepped), nprocs=2, join=True)
