@@ -17,6 +17,7 @@ from precisionpass.kernels.attention_forward import attention_forward
 from precisionpass.kernels.attention_probabilities import write_probabilities
 from precisionpass.kernels.attention_rows import prepare_rows, revisit_rows
 from precisionpass.kernels.figures import magnitudes, record
+from precisionpass.kernels.fp8_operands import quantise_operands
 from precisionpass.kernels.launch import NO_STRIDES, Plan, describable, heads_last, launch, strides_of
 from precisionpass.kernels.limits import supports
 from precisionpass.kernels.row_statistics import RowStatistics
@@ -53,6 +54,8 @@ def forward(arguments: AttentionArguments) -> tuple[Tensor, Tensor, Tensor, Tens
         plan = Plan(arguments)
         if probabilities.numel():
             _write_probabilities(plan, probabilities)
+        if arguments.products.any:
+            quantise_operands(plan, launch)
         tile = plan.tile(tuning.FORWARD)
         two_level = arguments.normaliser == "rounded" and not plan.exact and plan.value_width <= WIDEST_TWO_LEVEL
         variant = plan.variant_for(
@@ -61,7 +64,7 @@ def forward(arguments: AttentionArguments) -> tuple[Tensor, Tensor, Tensor, Tens
             two_level=two_level,
             deferred=two_level and tile.deferred,
             ones_width=tile.ones_width,
-            precise_log_sum=not arguments.keeps_residual,
+            precise_log_sum=not arguments.keeps_residual and arguments.products.pv is None,
             residual=arguments.keeps_residual,
             # One program on a multiprocessor: the copy engine stores beside it; of several, each stores for itself.
             residual_descriptor=arguments.keeps_residual and plan.variant["descriptors"] and tile.warps > 4,

@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
+from precisionpass.kernels import fp8, sequences, shifts
 from precisionpass.kernels import residual as residual_code
-from precisionpass.kernels import sequences, shifts
 from precisionpass.kernels.mask_survey import kind_of, narrowed
 from precisionpass.kernels.masks import key_range
 from precisionpass.kernels.online_softmax import absorb, finish
@@ -58,9 +58,14 @@ def attention_forward(
             maximum += first_row
         if VARIANT.sinks:
             sinks = sequences.moved(sinks, sinks_strides, first_row, 0)
+    query_start = block * QUERY_BLOCK
+    if VARIANT.qk_exponent + VARIANT.pv_exponent > 0:
+        numbers, value_scale = fp8.descaled(
+            numbers, batch_head, batch * (heads // group) + key_head, query_start, query_count, key_count,
+            VARIANT, QUERY_BLOCK,
+        )  # fmt: skip
     if VARIANT.placed:
         numbers = Placed(*numbers, Place(sequence, batch, head, first_row, first_key, total_rows, total_keys))
-    query_start = block * QUERY_BLOCK
     query_index = query_start + tl.arange(0, QUERY_BLOCK)
     if VARIANT.bias:
         bias = sequences.plane_of(bias, bias_strides, batch, head)
@@ -117,6 +122,8 @@ def attention_forward(
             precise_sum = row_sum
     else:
         precise_sum = row_sum
+    if VARIANT.pv_exponent > 0 and VARIANT.fp8_scale != "block":
+        accumulator = accumulator * value_scale
     row_inside = query_index < query_count
     sink = 0.0
     if VARIANT.sinks:
@@ -136,7 +143,7 @@ def attention_forward(
     if VARIANT.split:
         rounded = precise
     else:
-        rounded = precise.to(query_tile.dtype)
+        rounded = precise.to(VARIANT.dtype)
     store_tile(
         output, output_strides, batch, head, query_start, query_count, rounded,
         QUERY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.descriptors and not VARIANT.split,

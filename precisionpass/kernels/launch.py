@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -21,6 +22,7 @@ from precisionpass.kernels.variant import Numbers, Packing, Shift, Strides, Vari
 if TYPE_CHECKING:
     from precisionpass.ops.arguments import AttentionArguments
 
+FORMATS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 NO_STRIDES = Strides(0, 0, 0, 0)
 FARTHEST = 1 << 30
 FEW_ROWS = 64
@@ -103,6 +105,7 @@ class Plan:
         if probability_gradient is not None:
             probability_gradient = near(probability_gradient)
         q, k, v = arguments.q, arguments.k, arguments.v
+        self.operands = q, k, v
         self.batch, self.heads, self.query_count, head_dim = q.shape
         self.key_heads, self.key_count, value_dim = k.shape[1], k.shape[2], v.shape[3]
         self.architecture = tuning.architecture()
@@ -165,6 +168,8 @@ class Plan:
             "dead_rows": self._may_hold_dead_rows(),
             "dead_rows_nan": arguments.dead_rows == "nan" and self._may_hold_dead_rows(),
             "exact": self.exact,
+            "dtype": FORMATS[q.dtype],
+            "probability_dtype": FORMATS[q.dtype],
             "packed": arguments.packed,
             "bottom_right": arguments.packed and arguments.causal == "bottom_right",
             "probability_gradient": arguments.probabilities if probability_gradient is not None else "none",
@@ -210,6 +215,7 @@ class Plan:
             bounded=self.right is not None or self.query_count <= FEW_ROWS or short,
             heavy=self.heavy,
             dropout=self.variant["dropout"],
+            fp8=kernel == tuning.FORWARD and self.arguments.products.any,
         )
 
     def variant_for(self, tile: tuning.Tile, **settings: Any) -> Variant:
@@ -228,14 +234,17 @@ class Plan:
 
     def inputs(self, tile: tuning.Tile) -> tuple[Any, ...]:
         """q, k, v, bias, mask and the strides of each, in the kernels' order."""
-        arguments = self.arguments
+        query, key, value = self.operands
+        value_tile = tile.key_block, self.value_width
+        if self.variant.get("pv_exponent"):  # V is turned
+            value_tile = value_tile[::-1]
         mask = self.mask
         if self.variant["mask_descriptor"]:
             mask = described(mask, tile.query_block, tile.key_block)
         return (
-            *self.tiled(arguments.q, tile.query_block, self.width),
-            *self.tiled(arguments.k, tile.key_block, self.width),
-            *self.tiled(arguments.v, tile.key_block, self.value_width),
+            *self.tiled(query, tile.query_block, self.width),
+            *self.tiled(key, tile.key_block, self.width),
+            *self.tiled(value, *value_tile),
             self.bias,
             strides_of(self.bias),
             mask,

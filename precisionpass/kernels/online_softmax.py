@@ -9,8 +9,8 @@
 import triton
 import triton.language as tl
 
-from precisionpass.kernels import dropout, shifts
-from precisionpass.kernels.scores import LOG2_E, exponential, scores
+from precisionpass.kernels import dropout, fp8, shifts
+from precisionpass.kernels.scores import LN_2, LOG2_E, exponential, scores
 from precisionpass.kernels.tiles import load_tile
 
 
@@ -36,6 +36,8 @@ def absorb(
         product = tl.dot(query_tile, tl.trans(key_tile), input_precision="ieee")
     else:
         product = tl.dot(query_tile, tl.trans(key_tile))
+    if VARIANT.qk_exponent > 0 and VARIANT.fp8_scale != "head":
+        product = fp8.rescaled(product, key_start, numbers, VARIANT, KEY_BLOCK)
     if VARIANT.deferred:
         accumulator = tl.fma(accumulator, tl.broadcast_to(rescale[:, None], accumulator.shape), pending)
     key_index = key_start + tl.arange(0, KEY_BLOCK)
@@ -54,9 +56,15 @@ def absorb(
         new_max = tl.maximum(row_max, tl.max(values, 1))
         new_shift = new_max
     shift = tl.where(new_shift == float("-inf"), 0.0, new_shift)  # a row without a key so far: never inf - inf
-    probabilities = exponential(values, shift[:, None], numbers, VARIANT)
-    rescale = exponential(old_shift, shift, numbers, VARIANT)
-    rounded = probabilities.to(query_tile.dtype)  # Q, K and V share one format
+    if VARIANT.pv_exponent > 0:
+        power = fp8.power_of(shift, numbers, VARIANT)
+        probabilities = fp8.exponential(values, shift[:, None], power[:, None], numbers, VARIANT)
+        rescale = tl.exp2(fp8.power_of(old_shift, numbers, VARIANT) - power)
+        rounded = fp8.grouped(probabilities.to(VARIANT.probability_dtype))
+    else:
+        probabilities = exponential(values, shift[:, None], numbers, VARIANT)
+        rescale = exponential(old_shift, shift, numbers, VARIANT)
+        rounded = probabilities.to(VARIANT.probability_dtype)
     if VARIANT.rounded_normaliser and not VARIANT.exact:
         # A product with ones: the tensor cores are idle during the softmax, the CUDA cores are not.
         ONES_WIDTH: tl.constexpr = VARIANT.ones_width
@@ -74,19 +82,30 @@ def absorb(
             seed, batch_head, query_index, key_start, query_count, key_count, numbers, VARIANT,
             query_index.shape[0], KEY_BLOCK, False,
         )  # fmt: skip
+        if VARIANT.pv_exponent > 0:
+            kept = fp8.grouped(kept)
         rounded = tl.where(kept, rounded, 0.0).to(rounded.dtype)
     if not VARIANT.two_level:
         accumulator = accumulator * rescale[:, None]
-    value_tile = load_tile(
-        value, value_strides, batch, key_head, key_start, key_count,
-        KEY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.descriptors, not VARIANT.whole_keys,
-    )  # fmt: skip
+    if VARIANT.pv_exponent > 0:
+        value_tile = fp8.load_turned(
+            value, value_strides, batch, key_head, key_start, KEY_BLOCK, VARIANT.value_width, VARIANT.descriptors
+        )
+    else:
+        value_tile = load_tile(
+            value, value_strides, batch, key_head, key_start, key_count,
+            KEY_BLOCK, VARIANT.value_dim, VARIANT.value_width, VARIANT.descriptors, not VARIANT.whole_keys,
+        )  # fmt: skip
     if VARIANT.exact:
         accumulator = tl.dot(rounded, value_tile, accumulator, input_precision="ieee")
     elif VARIANT.two_level:
         pending = tl.dot(rounded, value_tile)
+        if VARIANT.pv_exponent > 0 and VARIANT.fp8_scale == "block":
+            pending = pending * fp8.block_of_values(key_start, numbers)
         if not VARIANT.deferred:
             accumulator = tl.fma(accumulator, tl.broadcast_to(rescale[:, None], accumulator.shape), pending)
+    elif VARIANT.pv_exponent > 0 and VARIANT.fp8_scale == "block":
+        accumulator += tl.dot(rounded, value_tile) * fp8.block_of_values(key_start, numbers)
     else:
         accumulator = tl.dot(rounded, value_tile, accumulator)
     if not VARIANT.deferred:
@@ -107,18 +126,22 @@ def finish(accumulator, row_sum, precise_sum, row_max, sink, numbers, VARIANT: t
     The log-sum-exp is that of the unrounded P, unless the variant takes it from the rounded sum (then both are one).
     A sink is one more logit whose value is zero: it joins the normaliser only, here, outside the loop.
     """
-    if VARIANT.fused_scale:
-        row_max = row_max * numbers.scale
     row_shift = row_max
     if VARIANT.row_max_shift:
         row_max, _, row_shift = row_max
+    if VARIANT.pv_exponent > 0:
+        row_shift = fp8.natural(row_shift, fp8.power_of(row_shift, numbers, VARIANT), numbers, VARIANT)
+    elif VARIANT.fused_scale:
+        row_shift = row_shift * numbers.scale
+    if VARIANT.fused_scale:
+        row_max = row_max * numbers.scale
     total_max = row_shift
     if VARIANT.sinks:
         total_max = tl.maximum(row_shift, sink)
     shift = tl.where(total_max == float("-inf"), 0.0, total_max)
     if VARIANT.sinks:
         rescale = tl.exp2((row_shift - shift) * LOG2_E)
-        held = tl.exp2((sink - shift) * LOG2_E)
+        held = tl.exp2((sink - shift) * LOG2_E + VARIANT.pv_exponent)
         row_sum = row_sum * rescale + held
         precise_sum = precise_sum * rescale + held
         accumulator = accumulator * rescale[:, None]
@@ -134,5 +157,5 @@ def finish(accumulator, row_sum, precise_sum, row_max, sink, numbers, VARIANT: t
         output = tl.where(empty[:, None], float("nan"), output)
     if VARIANT.output_clip:
         output = bounded(output, numbers.output_limit)
-    log_sum = tl.where(empty, float("-inf"), shift + tl.log(precise_sum))
+    log_sum = tl.where(empty, float("-inf"), shift + tl.log(precise_sum) - VARIANT.pv_exponent * LN_2)
     return output, log_sum, row_max

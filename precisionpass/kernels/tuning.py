@@ -93,13 +93,15 @@ def moves_tiles(name: str) -> bool:
 
 
 def tile_for(
-    kernel: str, name: str, width: int, *, exact: bool, descriptors: bool, bounded: bool, heavy: bool, dropout: bool
-) -> Tile:
+    kernel: str, name: str, width: int, *, exact: bool, descriptors: bool, bounded: bool, heavy: bool, dropout: bool,
+    fp8: bool = False,
+) -> Tile:  # fmt: skip
     """The tile of `kernel` on architecture `name` for rows of `width` elements, 16 to 256.
 
     exact: FP32 inputs. descriptors: tiles are moved by TMA; by pointers, addresses take registers as on Ampere.
     bounded: causal or windowed. heavy: scores need further registers (a mask or bias by row and key, a cap, dropout).
-    dropout: the backward holds words of Philox beside both sums.
+    dropout: the backward holds words of Philox beside both sums. fp8: operands of the forward are FP8, which takes 32
+    keys or more, and ones of width 16, a product of its own kind on Hopper.
     """
     if moves_tiles(name) and not descriptors:
         name = "ampere"
@@ -112,6 +114,8 @@ def tile_for(
         tile = _HOPPER_BOUNDED.get(kernel, {}).get(served, tile)
     if kernel == KEY_VALUE and ((dropout and served == 128) or (heavy and name == "ampere")):
         tile = tile._replace(query_block=min(tile.query_block, 32))
+    if fp8:
+        tile = tile._replace(key_block=max(tile.key_block, 32), ones_width=16)
     if heavy and tile.key_block >= 128:
         return tile._replace(key_block=64)
     return tile

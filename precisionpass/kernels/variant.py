@@ -37,6 +37,9 @@ class Variant:
                          at its end. Dense batches leave both False: their diagonal is a number.
     row_sums:            the kernel of dQ leaves rowsum dS of each row and, with `makes_rows`, rowsum |dO * O|.
     makes_rows:          the kernel of dQ, which runs first, makes delta and shift; else `prepare_rows` has.
+    qk_exponent, pv_exponent: the product is FP8, whose largest number is 1.75 * 2^this (fp8.py); 0: it is not.
+    fp8_scale:           "head" (or tensor), "row" or "block": what has a scale of its own.
+    dtype, probability_dtype: Triton's formats of O, and of the P that multiplies V.
     split:               a program takes a part of a row's keys only, and leaves its FP32 output to be combined.
     """
 
@@ -84,6 +87,11 @@ class Variant:
     bottom_right: bool = False
     row_sums: bool = False
     makes_rows: bool = False
+    qk_exponent: int = 0
+    pv_exponent: int = 0
+    fp8_scale: str = "head"
+    dtype: Any = None
+    probability_dtype: Any = None
     split: bool = False
 
     @property
@@ -175,6 +183,19 @@ class Numbers(NamedTuple):
     probability_gradient: Tensor | None = None
     probability_strides: Strides | None = None
     packing: Packing | None = None
+    magnitudes: "Magnitudes | None" = None
+
+
+class Magnitudes(NamedTuple):
+    """What scales Q, K and V, as bits, int32; None where the product is not FP8.
+
+    Largest magnitudes: [B, H, 1] by head, [B, H, Dv] of V by row. Scales: [B, H, S] of Q and K by row, S padded to
+    whole blocks, and [B, H, blocks] by block.
+    """
+
+    query: Tensor | None
+    key: Tensor | None
+    value: Tensor | None
 
 
 Placed = namedtuple("Placed", (*Numbers._fields, "place"))

@@ -131,7 +131,8 @@ def _shift_and_sink(
         # The P of an FP8 product is scaled by its own maximum; a sink joins the sum alone, up to what FP32 can hold.
         shift = torch.maximum(shift, sink if arguments.products.pv is None else sink - SINK_ROOM)
     if arguments.products.pv is not None:
-        shift = shift.div(math.log(2)).ceil_().mul_(math.log(2))
+        power = shift.div(math.log(2)).ceil_()
+        shift = torch.where(power.abs() < 2.0**22, power.mul_(math.log(2)), shift)  # beyond, FP32 has no fraction left
     shift = shift.masked_fill(shift == -torch.inf, 0.0)
     return shift, 0.0 if sink is None else torch.exp(sink - shift)
 

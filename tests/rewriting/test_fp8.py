@@ -123,3 +123,12 @@ def test_which_devices_have_it(monkeypatch):
         assert fp8.has_fp8("cuda") is has
     monkeypatch.setattr(torch.version, "hip", "6.4")
     assert not fp8.has_fp8("cuda")
+
+
+def test_its_error_against_float64_is_measured_beside_the_models_own():
+    rule = Rule(id="r", match=Match(op="attention"), apply={"implementation": "reference", "matmul": BOTH})
+    report = precisionpass.explain(attend, tuple(tensors()), rules=[rule], measure=True)
+    measured = report.sites[0].measured
+    assert 4 * measured["output"]["old_error"] < measured["output"]["new_error"] < 0.1
+    gradients = [held for name, held in measured.items() if name.startswith("gradient")]
+    assert len(gradients) == 3 and all(held["new_error"] <= held["old_error"] for held in gradients)
