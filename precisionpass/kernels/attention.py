@@ -123,7 +123,7 @@ def _write_probabilities(plan: Plan, probabilities: Tensor) -> None:
     launch(
         write_probabilities, plan.query_programs(tile.query_block), tile,
         *plan.inputs(tile), arguments.sinks, strides_of(arguments.sinks), arguments.seed, probabilities, *plan.sizes(),
-        VARIANT=plan.variant_for(tile, sinks=arguments.sinks is not None), QUERY_BLOCK=tile.query_block,
+        VARIANT=plan.variant_for(tile, surveyed=False, sinks=arguments.sinks is not None), QUERY_BLOCK=tile.query_block,
         KEY_BLOCK=tile.key_block, DROPPED=arguments.probabilities == "dropped",
     )  # fmt: skip
 
@@ -199,7 +199,7 @@ def _prepare(plan: Plan, rows: RowStatistics) -> None:
             *plan.inputs(tile), arguments.sinks, strides_of(arguments.sinks), arguments.seed,
             *plan.tiled(upstream, tile.query_block, plan.value_width), rows.lse_gradient,
             rows.delta, rows.shift, rows.correction, rows.padded_count, *plan.sizes(),
-            VARIANT=plan.variant_for(tile, **rows.settings, sinks=arguments.sinks is not None),
+            VARIANT=plan.variant_for(tile, surveyed=False, **rows.settings, sinks=arguments.sinks is not None),
             QUERY_BLOCK=tile.query_block, KEY_BLOCK=tile.key_block, WANTS_DELTA=rows.recompute,
         )  # fmt: skip
 
@@ -242,7 +242,7 @@ def _broadcast_gradient(plan: Plan, rows: RowStatistics, tensor: Tensor, score_i
         bias_gradients, planes * own_rows * own_keys, tile,
         *plan.inputs(tile), plan.arguments.seed, *plan.tiled(rows.upstream, tile.query_block, plan.value_width),
         *rows.statistics(), total, *plan.sizes(), heads, *spans,
-        VARIANT=plan.variant_for(tile), QUERY_BLOCK=tile.query_block, KEY_BLOCK=tile.key_block,
+        VARIANT=plan.variant_for(tile, surveyed=False), QUERY_BLOCK=tile.query_block, KEY_BLOCK=tile.key_block,
         BY_QUERY=by_query, BY_KEY=by_key, INPUT=score_input,
     )  # fmt: skip
     return total.to(tensor.dtype)

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from precisionpass.kernels import attention_rows, dropout, sequences
 from precisionpass.kernels.gradients import gather_keys, gather_rows
-from precisionpass.kernels.mask_survey import kind_of, narrowed
+from precisionpass.kernels.mask_survey import held_by, narrowed
 from precisionpass.kernels.masks import key_range, query_range
 from precisionpass.kernels.tiles import load_statistic, load_tile, store_tile
 from precisionpass.kernels.variant import Place, Placed
@@ -34,7 +34,7 @@ def key_value_gradients(
     VALUE_WIDTH: tl.constexpr = VARIANT.value_width
     blocks = sequences.blocks(key_count, KEY_BLOCK, numbers, VARIANT)
     key_heads = heads // group
-    batch, key_head, block = sequences.of_program(blocks, key_heads)
+    batch, key_head, block = sequences.of_program(blocks, key_heads, numbers, VARIANT)
     total_rows, total_keys = query_count, key_count
     sequence, block, first_row, query_count, first_key, key_count, diagonal = sequences.of_keys(
         batch, block, total_rows, total_keys, diagonal, numbers, KEY_BLOCK, VARIANT
@@ -70,18 +70,19 @@ def key_value_gradients(
         key_start, query_count, left, right, diagonal, QUERY_BLOCK, KEY_BLOCK, VARIANT
     )
     if VARIANT.surveyed:
-        survey, start, end = narrowed(survey, mask_strides, batch, block, blocks, query_count, start, end, QUERY_BLOCK)
+        survey, start, end = narrowed(
+            survey, mask_strides, batch, block, blocks, query_count, start, end, KEY_BLOCK, QUERY_BLOCK,
+        )  # fmt: skip
     for member in range(group if VARIANT.grouped else 1):
         head = key_head * group + member
         batch_head = batch * heads + head
         here = numbers
         if VARIANT.placed:
             here = Placed(*numbers, Place(sequence, batch, head, first_row, first_key, total_rows, total_keys))
-        head_bias = bias
+        head_bias, head_mask = bias, mask
         if VARIANT.bias:
             head_bias = sequences.plane_of(bias, bias_strides, batch, head)
-        head_mask = mask
-        if VARIANT.mask and not VARIANT.mask_descriptor:
+        if VARIANT.mask:
             head_mask = sequences.plane_of(mask, mask_strides, batch, head)
         for phase in tl.static_range(2 if VARIANT.apart else 1):
             crosses = phase == 0
@@ -91,18 +92,18 @@ def key_value_gradients(
                 final = whole_start
             elif VARIANT.apart:
                 first = whole_start
-            kind = kind_of(survey, first // QUERY_BLOCK, VARIANT)
+            held = held_by(survey, first // QUERY_BLOCK, QUERY_BLOCK, VARIANT)
             for query_start in tl.range(first, final, QUERY_BLOCK):
-                next_kind = kind_of(survey, query_start // QUERY_BLOCK + 1, VARIANT)  # ahead: a load takes its time
+                next_held = held_by(survey, query_start // QUERY_BLOCK + 1, QUERY_BLOCK, VARIANT)  # ahead
                 if not VARIANT.apart:
                     crosses = (query_start < whole_start) | (query_start >= whole_end)
                 key_sum, value_sum = gather_rows(
                     key_sum, value_sum, key_tile, value_tile, query_start, key_start, key_index,
                     query, query_strides, output_gradient, gradient_strides, shift, delta, correction, padded_count,
                     head_bias, bias_strides, head_mask, mask_strides, dropout_seed, batch, head, batch_head,
-                    query_count, key_count, left, right, diagonal, here, kind, crosses, VARIANT, QUERY_BLOCK,
+                    query_count, key_count, left, right, diagonal, here, held, crosses, VARIANT, QUERY_BLOCK,
                 )  # fmt: skip
-                kind = next_kind
+                held = next_held
         if VARIANT.dead_rows_nan:
             # P of a dead row is NaN for every key, also for those of skipped blocks.
             value_sum = tl.where(tl.load(dead_heads + batch_head) > 0, float("nan"), value_sum)
@@ -130,7 +131,7 @@ def query_gradients(
     """dQ of QUERY_BLOCK rows of one head; with `makes_rows` their delta and shift too, for the kernel of dK and dV."""
     WIDTH: tl.constexpr = VARIANT.width
     blocks = sequences.blocks(query_count, QUERY_BLOCK, numbers, VARIANT)
-    batch, head, block = sequences.of_program(blocks, heads)
+    batch, head, block = sequences.of_program(blocks, heads, numbers, VARIANT)
     batch_head = batch * heads + head
     if VARIANT.right_bound and not VARIANT.packed:
         block = blocks - 1 - block  # the longest rows first
@@ -156,7 +157,7 @@ def query_gradients(
     statistics = batch_head.to(tl.int64) * padded_count + first_row + query_index
     if VARIANT.bias:
         bias = sequences.plane_of(bias, bias_strides, batch, head)
-    if VARIANT.mask and not VARIANT.mask_descriptor:
+    if VARIANT.mask:
         mask = sequences.plane_of(mask, mask_strides, batch, head)
     dropout_seed = 0
     if VARIANT.dropout:
@@ -195,7 +196,9 @@ def query_gradients(
         query_start, key_count, left, right, diagonal, QUERY_BLOCK, KEY_BLOCK, VARIANT
     )
     if VARIANT.surveyed:
-        survey, start, end = narrowed(survey, mask_strides, batch, block, blocks, key_count, start, end, KEY_BLOCK)
+        survey, start, end = narrowed(
+            survey, mask_strides, batch, block, blocks, key_count, start, end, QUERY_BLOCK, KEY_BLOCK,
+        )  # fmt: skip
     for phase in tl.static_range(2 if VARIANT.apart else 1):
         crosses = phase == 1
         first = start
@@ -204,9 +207,9 @@ def query_gradients(
             final = whole_end
         elif VARIANT.apart:
             first = whole_end
-        kind = kind_of(survey, first // KEY_BLOCK, VARIANT)
+        held = held_by(survey, first // KEY_BLOCK, KEY_BLOCK, VARIANT)
         for key_start in tl.range(first, final, KEY_BLOCK):
-            next_kind = kind_of(survey, key_start // KEY_BLOCK + 1, VARIANT)
+            next_held = held_by(survey, key_start // KEY_BLOCK + 1, KEY_BLOCK, VARIANT)
             if not VARIANT.apart:
                 crosses = (key_start < whole_start) | (key_start >= whole_end)
             query_sum, row_sum = gather_keys(
@@ -214,9 +217,9 @@ def query_gradients(
                 row_shift, row_delta, row_correction,
                 key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, dropout_seed,
                 batch, key_head, batch_head, query_count, key_count, left, right, diagonal, numbers,
-                query_start, kind, crosses, VARIANT, KEY_BLOCK,
+                query_start, held, crosses, VARIANT, KEY_BLOCK,
             )  # fmt: skip
-            kind = next_kind
+            held = next_held
     if VARIANT.row_sums:
         tl.store(row_sums + statistics, row_sum, mask=query_index < query_count)
     store_tile(

@@ -59,11 +59,10 @@ def bias_gradients(
         here = numbers
         if VARIANT.placed:
             here = Placed(*numbers, Place(batch, batch, head, 0, 0, query_count, key_count))
-        head_bias = bias
+        head_bias, head_mask = bias, mask
         if VARIANT.bias:
             head_bias = sequences.plane_of(bias, bias_strides, batch, head)
-        head_mask = mask
-        if VARIANT.mask and not VARIANT.mask_descriptor:
+        if VARIANT.mask:
             head_mask = sequences.plane_of(mask, mask_strides, batch, head)
         for row_tile in range(first_row, last_row):
             query_start = row_tile * QUERY_BLOCK
@@ -102,7 +101,7 @@ def bias_gradients(
                     query_index[:, None], (key_start + tl.arange(0, KEY_BLOCK))[None, :], key_start,
                     row_shift[:, None], row_correction[:, None], head_bias, bias_strides, head_mask, mask_strides,
                     dropout_seed, batch_head, query_count, key_count, left, right, diagonal, here,
-                    batch, query_start, 0, True, VARIANT, True, True,
+                    batch, query_start, None, True, VARIANT, True, True,
                 )  # fmt: skip
                 slope = score_gradient(probabilities, gradient, row_delta[:, None], allowed, VARIANT)
                 if INPUT >= 0:

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from precisionpass.kernels import fp8, sequences, shifts
 from precisionpass.kernels import residual as residual_code
-from precisionpass.kernels.mask_survey import kind_of, narrowed
+from precisionpass.kernels.mask_survey import held_by, narrowed
 from precisionpass.kernels.masks import key_range
 from precisionpass.kernels.online_softmax import absorb, finish
 from precisionpass.kernels.tiles import load_tile, store_tile
@@ -29,7 +29,7 @@ def attention_forward(
     VALUE_WIDTH: tl.constexpr = VARIANT.value_width
     ONES_WIDTH: tl.constexpr = VARIANT.ones_width
     blocks = sequences.blocks(query_count, QUERY_BLOCK, numbers, VARIANT)
-    batch, head, block = sequences.of_program(blocks, heads * splits)
+    batch, head, block = sequences.of_program(blocks, heads * splits, numbers, VARIANT)
     split = 0
     if VARIANT.split:
         split = head % splits
@@ -69,7 +69,7 @@ def attention_forward(
     query_index = query_start + tl.arange(0, QUERY_BLOCK)
     if VARIANT.bias:
         bias = sequences.plane_of(bias, bias_strides, batch, head)
-    if VARIANT.mask and not VARIANT.mask_descriptor:
+    if VARIANT.mask:
         mask = sequences.plane_of(mask, mask_strides, batch, head)
     dropout_seed = 0
     if VARIANT.dropout:
@@ -97,21 +97,23 @@ def attention_forward(
         query_start, key_count, left, right, diagonal, QUERY_BLOCK, KEY_BLOCK, VARIANT
     )
     if VARIANT.surveyed:
-        survey, start, end = narrowed(survey, mask_strides, batch, block, blocks, key_count, start, end, KEY_BLOCK)
+        survey, start, end = narrowed(
+            survey, mask_strides, batch, block, blocks, key_count, start, end, QUERY_BLOCK, KEY_BLOCK,
+        )  # fmt: skip
     if VARIANT.split:
         span = tl.cdiv(tl.cdiv(end - start, KEY_BLOCK), splits) * KEY_BLOCK
         start += split * span
         end = tl.minimum(end, start + span)
-    kind = kind_of(survey, start // KEY_BLOCK, VARIANT)
+    held = held_by(survey, start // KEY_BLOCK, KEY_BLOCK, VARIANT)
     for key_start in tl.range(start, end, KEY_BLOCK):
-        next_kind = kind_of(survey, key_start // KEY_BLOCK + 1, VARIANT)  # ahead: a load takes as long as a block
+        next_held = held_by(survey, key_start // KEY_BLOCK + 1, KEY_BLOCK, VARIANT)  # ahead
         state = absorb(
             state, query_tile, key_start,
             key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, dropout_seed,
             batch, batch_head, key_head, query_index, query_count, key_count, left, right, diagonal, numbers,
-            query_start, kind, (key_start < whole_start) | (key_start >= whole_end), VARIANT, KEY_BLOCK,
+            query_start, held, (key_start < whole_start) | (key_start >= whole_end), VARIANT, KEY_BLOCK,
         )  # fmt: skip
-        kind = next_kind
+        held = next_held
 
     accumulator, pending, rescale, row_sum, precise_sum, row_max = state
     if VARIANT.deferred:

@@ -34,7 +34,7 @@ def natural_scores(
         product, query_index[:, None], (key_start + tl.arange(0, KEY_BLOCK))[None, :],
         bias, bias_strides, mask, mask_strides,
         query_count, key_count, left, right, diagonal, numbers,
-        batch, query_start, key_start, 0, True, VARIANT, True, True,
+        batch, query_start, key_start, None, True, VARIANT, True, True,
     )  # fmt: skip
     if VARIANT.fused_scale:
         values = values * numbers.scale
@@ -61,7 +61,7 @@ def write_probabilities(
         numbers = Placed(*numbers, Place(batch, batch, head, 0, 0, query_count, key_count))
     if VARIANT.bias:
         bias = sequences.plane_of(bias, bias_strides, batch, head)
-    if VARIANT.mask and not VARIANT.mask_descriptor:
+    if VARIANT.mask:
         mask = sequences.plane_of(mask, mask_strides, batch, head)
     query_tile = load_tile(
         query, query_strides, batch, head, query_start, query_count,

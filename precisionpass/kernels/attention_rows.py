@@ -120,7 +120,7 @@ def revisit_rows(
     `correction` = log2 rowsum exp(S - lse) puts that right; rows of ordinary size keep 0 and cost nothing.
     """
     blocks = sequences.blocks(query_count, QUERY_BLOCK, numbers, VARIANT)
-    batch, head, block = sequences.of_program(blocks, heads)
+    batch, head, block = sequences.of_program(blocks, heads, numbers, VARIANT)
     batch_head = batch * heads + head
     key_head = head
     if VARIANT.grouped:
@@ -157,7 +157,7 @@ def revisit_rows(
     if WANTS_DELTA or tl.max(large.to(tl.int32), 0) > 0:
         if VARIANT.bias:
             bias = sequences.plane_of(bias, bias_strides, batch, head)
-        if VARIANT.mask and not VARIANT.mask_descriptor:
+        if VARIANT.mask:
             mask = sequences.plane_of(mask, mask_strides, batch, head)
         dropout_seed = 0
         if VARIANT.dropout:
@@ -187,7 +187,7 @@ def revisit_rows(
                 query_index[:, None], (key_start + tl.arange(0, KEY_BLOCK))[None, :], key_start,
                 subtracted[:, None], 0.0, bias, bias_strides, mask, mask_strides, dropout_seed, batch_head,
                 query_count, key_count, left, right, diagonal, numbers,
-                batch, query_start, 0, True, VARIANT, True, True,
+                batch, query_start, None, True, VARIANT, True, True,
             )  # fmt: skip
             weight += tl.sum(probabilities, 1)
             weighted += tl.sum(probabilities * gradient, 1)

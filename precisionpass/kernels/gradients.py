@@ -14,7 +14,7 @@ def probabilities_and_gradient(
     left_key, right_key, left_value, right_value, query_index, key_index, key_start, shift, correction,
     bias, bias_strides, mask, mask_strides, seed, batch_head,
     query_count, key_count, left, right, diagonal, numbers,
-    batch, query_start, kind, crosses, VARIANT: tl.constexpr, CHECK: tl.constexpr, GUARD: tl.constexpr,
+    batch, query_start, held, crosses, VARIANT: tl.constexpr, CHECK: tl.constexpr, GUARD: tl.constexpr,
 ):  # fmt: skip
     """(Q K^T, P, P after dropout, dP, allowed) from two products; `shift` as `prepare_rows` left it, +inf gives P = 0.
 
@@ -31,7 +31,7 @@ def probabilities_and_gradient(
     values, allowed = scores(
         product, query_index, key_index, bias, bias_strides, mask, mask_strides,
         query_count, key_count, left, right, diagonal, numbers,
-        batch, query_start, key_start, kind, crosses, VARIANT, CHECK, GUARD,
+        batch, query_start, key_start, held, crosses, VARIANT, CHECK, GUARD,
     )  # fmt: skip
     if VARIANT.fused_scale:
         probabilities = tl.exp2(values * (numbers.scale * LOG2_E) - shift)
@@ -94,7 +94,7 @@ def gather_rows(
     query, query_strides, output_gradient, gradient_strides, shift, delta, correction, padded_count,
     bias, bias_strides, mask, mask_strides, seed, batch, head, batch_head,
     query_count, key_count, left, right, diagonal, numbers,
-    kind, crosses, VARIANT: tl.constexpr, QUERY_BLOCK: tl.constexpr,
+    held, crosses, VARIANT: tl.constexpr, QUERY_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add what QUERY_BLOCK rows from `query_start` on give to dK and dV of one key block."""
     query_tile = load_tile(
@@ -117,7 +117,7 @@ def gather_rows(
         query_index[None, :], key_index[:, None], key_start, row_shift[None, :], row_correction[None, :],
         bias, bias_strides, mask, mask_strides, seed, batch_head,
         query_count, key_count, left, right, diagonal, numbers,
-        batch, query_start, kind, crosses, VARIANT, VARIANT.right_bound or VARIANT.left_bound, not VARIANT.whole_keys,
+        batch, query_start, held, crosses, VARIANT, VARIANT.right_bound or VARIANT.left_bound, not VARIANT.whole_keys,
     )  # fmt: skip
     if VARIANT.exact:
         value_sum = tl.dot(kept, gradient_tile, value_sum, input_precision="ieee")
@@ -137,7 +137,7 @@ def gather_keys(
     query_sum, row_sum, query_tile, gradient_tile, key_start, query_index, row_shift, row_delta, row_correction,
     key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, seed,
     batch, key_head, batch_head, query_count, key_count, left, right, diagonal, numbers,
-    query_start, kind, crosses, VARIANT: tl.constexpr, KEY_BLOCK: tl.constexpr,
+    query_start, held, crosses, VARIANT: tl.constexpr, KEY_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add what KEY_BLOCK keys from `key_start` on give to dQ of one query block, and to its rowsum dS where wanted."""
     key_tile = load_tile(
@@ -154,7 +154,7 @@ def gather_keys(
         query_index[:, None], key_index[None, :], key_start, row_shift[:, None], row_correction[:, None],
         bias, bias_strides, mask, mask_strides, seed, batch_head,
         query_count, key_count, left, right, diagonal, numbers,
-        batch, query_start, kind, crosses, VARIANT, VARIANT.bounded, not VARIANT.whole_keys,
+        batch, query_start, held, crosses, VARIANT, VARIANT.bounded, not VARIANT.whole_keys,
     )  # fmt: skip
     slope = score_gradient(probabilities, gradient, row_delta[:, None], allowed, VARIANT)
     if VARIANT.row_sums:

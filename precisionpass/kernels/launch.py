@@ -14,7 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from precisionpass.kernels import tuning
 from precisionpass.kernels.attention_combine import splits_for
-from precisionpass.kernels.mask_survey import AT_A_TIME, mask_survey
+from precisionpass.kernels.mask_survey import survey
 from precisionpass.kernels.score_code import score_function
 from precisionpass.kernels.sequences import most_blocks
 from precisionpass.kernels.variant import Numbers, Packing, Shift, Strides, Variant
@@ -26,6 +26,7 @@ FORMATS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32
 NO_STRIDES = Strides(0, 0, 0, 0)
 FARTHEST = 1 << 30
 FEW_ROWS = 64
+MOST_TOGETHER = 8  # their keys have to stay in the cache
 SHORT = 4096  # fewer keys than this, and a forward's loop is short as if it were bounded
 
 
@@ -128,6 +129,7 @@ class Plan:
             probability_gradient=probability_gradient,
             probability_strides=None if probability_gradient is None else strides_of(probability_gradient),
             packing=self._packing(),
+            together=self._together(),
         )
         bias, mask = arguments.bias, arguments.mask
         shaped = arguments.score != "s" or arguments.softcap > 0 or arguments.logit_clip != "none"
@@ -158,10 +160,10 @@ class Plan:
             "bias": bias is not None,
             "bias_varies_by_query": bias is not None and bias.shape[2] > 1,
             "bias_varies_by_key": bias is not None and bias.shape[3] > 1,
+            "together": self.numbers.together is not None,
             "mask": mask is not None,
             # One more reading of the mask by each kernel: a few hundredths of its time where all heads share it.
             "surveyed": surveyed,
-            "mask_descriptor": descriptors and surveyed and describable(self.mask),
             "mask_varies_by_query": mask is not None and mask.shape[2] > 1,
             "mask_varies_by_key": mask is not None and mask.shape[3] > 1,
             "dropout": arguments.dropout_p > 0,
@@ -196,6 +198,14 @@ class Plan:
     def _packing(self) -> Packing | None:
         arguments = self.arguments
         return Packing(arguments.cu_seqlens_q, arguments.cu_seqlens_k, self.sequences) if arguments.packed else None
+
+    def _together(self) -> int | None:
+        """How many sequences, a divisor of all, share what is read of a bias by row and key; None where it is small."""
+        bias = self.arguments.bias
+        if bias is None or bias.shape[0] > 1 or bias.shape[2] == 1 or bias.shape[3] == 1:
+            return None
+        together = max(count for count in range(1, MOST_TOGETHER + 1) if self.batch % count == 0)
+        return together if together > 1 else None
 
     def _may_hold_dead_rows(self) -> bool:
         """Whether mask, bias or window can leave a row without a key; causality from the top left never does."""
@@ -238,36 +248,24 @@ class Plan:
         value_tile = tile.key_block, self.value_width
         if self.variant.get("pv_exponent"):  # V is turned
             value_tile = value_tile[::-1]
-        mask = self.mask
-        if self.variant["mask_descriptor"]:
-            mask = described(mask, tile.query_block, tile.key_block)
         return (
             *self.tiled(query, tile.query_block, self.width),
             *self.tiled(key, tile.key_block, self.width),
             *self.tiled(value, *value_tile),
             self.bias,
             strides_of(self.bias),
-            mask,
+            self.mask,
             strides_of(self.mask),
         )
 
-    def survey(self, launch: Callable[..., None], tile: tuning.Tile, *, by_key: bool = False) -> Tensor | None:
-        """What `mask_survey` finds for a kernel's tile; None where the mask is not surveyed.
-
-        INT32 [planes, blocks of queries, 3 + blocks of keys]; by key [planes, blocks of keys, 3 + blocks of queries].
-        """
+    def survey(
+        self, launch: Callable[..., None], tile: tuning.Tile, *, by_key: bool = False
+    ) -> tuple[Tensor, Tensor] | None:
+        """(kinds, words) of the mask for a kernel's tile, by rows or by keys; None where the mask is not surveyed."""
         if self.mask is None or not self.variant["surveyed"]:
             return None
-        sizes = (self.query_count, tile.query_block), (self.key_count, tile.key_block)
-        (outer_count, outer), (inner_count, inner) = reversed(sizes) if by_key else sizes
-        shape = (self.mask.shape[0], triton.cdiv(outer_count, outer), 3 + triton.cdiv(inner_count, inner))
-        found = torch.empty(shape, dtype=torch.int32, device=self.mask.device)
-        launch(
-            mask_survey, shape[0] * shape[1], tuning.Tile(outer, inner, 8, 1),
-            self.mask, strides_of(self.mask), found, self.query_count, self.key_count,
-            OUTER=outer, INNER=inner, COUNT=max(AT_A_TIME // (outer * inner), 1), BY_KEY=by_key,
-        )  # fmt: skip
-        return found
+        mask, strides, tile = self.mask, strides_of(self.mask), (tile.query_block, tile.key_block)
+        return survey(launch, mask, strides, (self.query_count, self.key_count), tile, by_key=by_key)
 
     def sizes(self) -> tuple[int, int, int, int, int, int, int, Numbers]:
         """Heads, group, lengths, bounds and numbers, in the kernels' order."""

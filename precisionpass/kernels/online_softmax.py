@@ -19,7 +19,7 @@ def absorb(
     state, query_tile, key_start,
     key, key_strides, value, value_strides, bias, bias_strides, mask, mask_strides, seed,
     batch, batch_head, key_head, query_index, query_count, key_count, left, right, diagonal, numbers,
-    query_start, kind, crosses, VARIANT: tl.constexpr, KEY_BLOCK: tl.constexpr,
+    query_start, held, crosses, VARIANT: tl.constexpr, KEY_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Take KEY_BLOCK keys from `key_start` on into the state.
 
@@ -44,7 +44,7 @@ def absorb(
     values, _ = scores(
         product, query_index[:, None], key_index[None, :], bias, bias_strides, mask, mask_strides,
         query_count, key_count, left, right, diagonal, numbers,
-        batch, query_start, key_start, kind, crosses, VARIANT, VARIANT.bounded, not VARIANT.whole_keys,
+        batch, query_start, key_start, held, crosses, VARIANT, VARIANT.bounded, not VARIANT.whole_keys,
     )  # fmt: skip
 
     if VARIANT.row_max_shift:

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from precisionpass.kernels import masks
-from precisionpass.kernels.mask_survey import EVERYTHING
+from precisionpass.kernels.mask_survey import EVERYTHING, allowed_by
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -41,18 +41,6 @@ def load_term(
         tile = tl.load(pointers, mask=tl.broadcast_to(key_index < key_count, pointers.shape), other=other)
     else:
         tile = tl.load(pointers)
-    return tile
-
-
-@triton.jit
-def load_mask(mask, strides, batch, query_index, key_index, query_start, key_start):
-    """A tile of a mask by descriptor, in the orientation of the indices; past the ends it reads 0."""
-    QUERY_BLOCK: tl.constexpr = query_index.numel
-    KEY_BLOCK: tl.constexpr = key_index.numel
-    tile = mask.load([tl.where(strides.batch == 0, 0, batch), 0, query_start, key_start])
-    tile = tile.reshape(QUERY_BLOCK, KEY_BLOCK)
-    if query_index.shape[0] == 1:
-        tile = tl.trans(tile)
     return tile
 
 
@@ -113,11 +101,11 @@ def shape_gradient(gradient, product, numbers, VARIANT: tl.constexpr, BY: tl.con
 def scores(
     product, query_index, key_index, bias, bias_strides, mask, mask_strides,
     query_count, key_count, left, right, diagonal, numbers,
-    batch_head, query_start, key_start, kind, crosses, VARIANT: tl.constexpr, CHECK: tl.constexpr, GUARD: tl.constexpr,
+    batch_head, query_start, key_start, held, crosses, VARIANT: tl.constexpr, CHECK: tl.constexpr, GUARD: tl.constexpr,
 ):  # fmt: skip
     """(scores, allowed): natural units, or units of q.k with `fused_scale`; -inf where mask or bounds exclude a key.
 
-    kind: what the mask holds here, by `mask_survey`. CHECK: tiles may cross the bounds, and this one does where
+    held: what the mask holds here, by `mask_survey`. CHECK: tiles may cross the bounds, and this one does where
     `crosses` holds. GUARD: keys of a tile may not exist.
     """
     if VARIANT.fused_scale:
@@ -135,16 +123,15 @@ def scores(
         ).to(tl.float32)  # fmt: skip
     allowed = True
     if VARIANT.mask:
-        if VARIANT.mask_descriptor:
-            allowed = load_mask(mask, mask_strides, batch_head, query_index, key_index, query_start, key_start)
+        if VARIANT.surveyed:
+            allowed = allowed_by(held, product.shape[1])
         else:
             allowed = load_term(
                 mask, mask_strides, query_index, key_index, query_count, key_count, 0,
                 VARIANT.mask_varies_by_query, VARIANT.mask_varies_by_key, GUARD,
-            )  # fmt: skip
-        allowed = allowed != 0
+            ) != 0  # fmt: skip
         if VARIANT.branches_by_mask:
-            if kind != EVERYTHING:
+            if held[0] != EVERYTHING:
                 values = tl.where(allowed, values, float("-inf"))
     if CHECK and VARIANT.nan_by_key:
         allowed = allowed & masks.inside(query_index, key_index, key_count, left, right, diagonal, VARIANT)

@@ -24,11 +24,19 @@ def blocks(total, BLOCK: tl.constexpr, numbers, VARIANT: tl.constexpr):
 
 
 @triton.jit
-def of_program(blocks, parts):
-    """(batch, part, block) of this program, `parts` being the heads of a sequence, or further parts of theirs."""
+def of_program(blocks, parts, numbers, VARIANT: tl.constexpr):
+    """(batch, part, block) of this program, `parts` being the heads of a sequence, or further parts of theirs.
+
+    Blocks of a head are neighbours, as they share its keys; with `together` some sequences' same blocks are.
+    """
     program = tl.program_id(0)
+    member, together = 0, 1
+    if VARIANT.together:
+        together = numbers.together
+        member = program % together
+        program = program // together
     rest = program // blocks
-    return rest // parts, rest % parts, program % blocks
+    return rest // parts * together + member, rest % parts, program % blocks
 
 
 @triton.jit

@@ -18,8 +18,8 @@ class Variant:
     right_bound, left_bound: keys after (causal, window) or before (window) a row's diagonal are excluded.
     fused_scale:         the scale multiplies inside the exponent; only where nothing stands between Q K^T and softmax.
     apart:               the backward takes the blocks at the diagonal in a loop of their own, not by a branch.
-    mask_descriptor:     tiles of the mask are moved by a tensor descriptor.
-    surveyed:            `mask_survey` has told the blocks of the mask that hold nothing or everything.
+    surveyed:            the mask comes as bits, with the kind of each block (mask_survey.py).
+    together:            sequences share a large bias: neighbouring programs take them, so that it is read once.
     score:               the jit function of a score expression and its slopes (score_code.py).
     rounded_normaliser:  the row sum adds the 16-bit P that multiplies V (NUMERICS 3), by a product with ones.
     precise_log_sum:     the log-sum-exp comes from a sum of the unrounded P beside it; in training from the rounded
@@ -60,12 +60,12 @@ class Variant:
     bias: bool = False
     bias_varies_by_query: bool = False
     bias_varies_by_key: bool = False
+    together: bool = False
     mask: bool = False
     mask_varies_by_query: bool = False
     mask_varies_by_key: bool = False
     apart: bool = False
     surveyed: bool = False
-    mask_descriptor: bool = False
     sinks: bool = False
     dropout: bool = False
     rounded_normaliser: bool = True
@@ -171,6 +171,7 @@ class Numbers(NamedTuple):
     """Run-time values of S = clip(softcap(score(scale * q.k))) + bias, the dropout probability, and what is rare.
 
     What is None is not handed to a kernel at all. output_limit: bound of O. probability_gradient: [B, H, Sq, Sk].
+    together: how many sequences neighbouring programs take, of variants that say so.
     """
 
     scale: float
@@ -183,7 +184,8 @@ class Numbers(NamedTuple):
     probability_gradient: Tensor | None = None
     probability_strides: Strides | None = None
     packing: Packing | None = None
-    magnitudes: "Magnitudes | None" = None
+    together: int | None = None
+    magnitudes: "Magnitudes | None" = None  # the last: a kernel that reads them puts its own in their place
 
 
 class Magnitudes(NamedTuple):

@@ -137,6 +137,9 @@ CASES = {
     "value 96, key 128": _case(width=128, value_width=96),
     "bias": _case({"bias": lambda random: random(1, 2, 70, 70)}),
     "bias, causal": _case({"bias": lambda random: random(1, 2, 70, 70)}, causal="top_left"),
+    "bias that sequences share": _case(
+        {"bias": lambda random: random(1, 2, 70, 70)}, batch=9, key_heads=1, causal="top_left"
+    ),
     "bias by key": _case({"bias": lambda random: random(1, 2, 1, 70)}, batch=3),
     "bias by row": _case({"bias": lambda random: random(2, 1, 70, 1)}, batch=2),
     "bias by head": _case({"bias": lambda random: random(1, 2, 1, 1)}),

@@ -60,3 +60,24 @@ def test_a_rule_for_dead_rows_costs_nothing_where_there_are_none():
         assert kept == zero
         masked = Plan(example(mask=(1, 1, 256, 256), dead_rows="nan"))
         assert masked.variant["dead_rows_nan"] and masked.variant["surveyed"]
+
+
+@pytest.mark.parametrize(
+    ("batch", "shape", "together"),
+    [
+        (6, (1, 2, 128, 128), 6),
+        (12, (1, 1, 128, 128), 6),
+        (11, (1, 2, 128, 128), None),  # no divisor whose keys would fit the cache
+        (6, (6, 2, 128, 128), None),
+        (6, (1, 2, 1, 128), None),
+    ],
+)
+def test_sequences_that_share_a_large_bias_are_neighbours(batch, shape, together):
+    from precisionpass.kernels.launch import Plan
+    from tests.kernels.compiling import compiling_for
+
+    with compiling_for("sm_90"):
+        one = example(rows=128, keys=128, bias=shape)
+        repeated = {name: getattr(one, name).repeat(batch, 1, 1, 1) for name in ("q", "k", "v")}
+        plan = Plan(replace(one, **repeated))
+    assert plan.numbers.together == together and plan.variant["together"] == (together is not None)
