@@ -17,11 +17,27 @@ SMALLEST = tl.constexpr(-104.0)  # exp of less is 0 in FP32
 
 @triton.jit
 def exponential(x):
-    """exp(x) for x <= 0 to a few units of FP32 at any magnitude; exp2(x * log2 e) loses |x| of them."""
+    """exp(x) for x <= 0 to one unit of FP32 at any magnitude; exp2(x * log2 e) loses |x| of them.
+
+    x = whole * ln 2 + rest; exp(rest) = 1 + rest + rest^2 p(rest), p of degree 5 (Cephes).
+    """
     x = tl.where(x < SMALLEST, SMALLEST, x)  # keeps NaN
     whole = tl.floor(x * LOG2_E + 0.5)
     rest = tl.fma(-whole, LN_2_LOW, tl.fma(-whole, LN_2_HIGH, x))
-    return tl.exp2(rest * LOG2_E) * tl.exp2(whole)
+    series = tl.fma(rest, 1.9875691500e-4, 1.3981999507e-3)
+    series = tl.fma(rest, series, 8.3334519073e-3)
+    series = tl.fma(rest, series, 4.1665795894e-2)
+    series = tl.fma(rest, series, 1.6666665459e-1)
+    series = tl.fma(rest, series, 5.0000001201e-1)
+    return (1.0 + tl.fma(rest * rest, series, rest)) * tl.exp2(whole)
+
+
+@triton.jit
+def divided(weights, total, PRECISE: tl.constexpr):
+    """weights / total, to two units of FP32; PRECISE: rounded once, for results that stay FP32."""
+    if PRECISE:
+        return tl.div_rn(weights, total)
+    return weights * (1.0 / total)
 
 
 @triton.jit
@@ -64,7 +80,7 @@ def softmax_forward(
         if LOG:
             result = value - tl.log(total)
         else:
-            result = weights / total
+            result = divided(weights, total, y.dtype.element_ty == tl.float32)
         tl.store(y + place, result.to(y.dtype.element_ty), mask=inside)
     else:
         largest, total = statistics(x, row, rows, columns, inner, ROWS, WIDTH)
@@ -75,7 +91,7 @@ def softmax_forward(
             if LOG:
                 result = value - tl.log(total)[:, None]
             else:
-                result = exponential(value) / total[:, None]
+                result = divided(exponential(value), total[:, None], y.dtype.element_ty == tl.float32)
             tl.store(y + place, result.to(y.dtype.element_ty), mask=inside)
 
 
@@ -91,7 +107,7 @@ def softmax_backward(
         value, place, inside = load_tile(x, row, column, rows, columns, inner, float("-inf"), ROWS, WIDTH)
         slope, _, _ = load_tile(gradient, row, column, rows, columns, inner, 0.0, ROWS, WIDTH)
         weights = tl.where(inside, exponential(value - tl.max(value, 1)[:, None]), 0.0)
-        weights = weights / tl.sum(weights, 1)[:, None]
+        weights = divided(weights, tl.sum(weights, 1)[:, None], False)
         if LOG:
             result = slope - weights * tl.sum(slope, 1)[:, None]
         else:
@@ -105,13 +121,14 @@ def softmax_backward(
             slope, _, inside = load_tile(gradient, row, column, rows, columns, inner, 0.0, ROWS, WIDTH)
             if not LOG:
                 value, _, _ = load_tile(x, row, column, rows, columns, inner, 0.0, ROWS, WIDTH)
-                slope = tl.where(inside, slope * (exponential(value - largest[:, None]) / total[:, None]), 0.0)
+                weights = divided(exponential(value - largest[:, None]), total[:, None], False)
+                slope = tl.where(inside, slope * weights, 0.0)
             along += tl.sum(slope, 1)
         for start in range(0, columns, WIDTH):
             column = start + tl.arange(0, WIDTH)
             slope, place, inside = load_tile(gradient, row, column, rows, columns, inner, 0.0, ROWS, WIDTH)
             value, _, _ = load_tile(x, row, column, rows, columns, inner, 0.0, ROWS, WIDTH)
-            weights = exponential(value - largest[:, None]) / total[:, None]
+            weights = divided(exponential(value - largest[:, None]), total[:, None], False)
             if LOG:
                 result = slope - weights * along[:, None]
             else:

@@ -76,3 +76,15 @@ def test_small_and_empty_shapes(op, eager, shape):
     torch.testing.assert_close(result, eager(x, -1))
     (gradient,) = torch.autograd.grad(result.sum(), x)
     assert gradient.shape == x.shape
+
+
+@pytest.mark.parametrize(("op", "eager"), OPS)
+def test_a_million_columns(op, eager):
+    x = (4 * torch.randn(1, 2**20, generator=torch.Generator().manual_seed(0))).requires_grad_()
+    wide = x.detach().double().requires_grad_()
+    result, truth = op(x, -1), eager(wide, -1)
+    torch.testing.assert_close(result.double(), truth, rtol=4e-6, atol=0)  # x - max is rounded
+    upstream = torch.randn(1, 2**20, generator=torch.Generator().manual_seed(1))
+    (gradient,) = torch.autograd.grad(result, x, upstream)
+    (known,) = torch.autograd.grad(truth, wide, upstream.double())
+    assert float((gradient - known).abs().max()) <= 2e-6 * float(known.abs().max())
