@@ -1,6 +1,6 @@
 """LayerNorm, RMSNorm and softmax over rows, forward and backward, as a share of this GPU's copy bandwidth.
 
-    python benchmarks/rows.py [--columns 768 1024 4096 16384 65536] [--milliseconds 60] [--out FOLDER]
+    python benchmarks/rows.py [--columns 768 1024 2048 4096 8192 16384 32768 65536] [--milliseconds 60] [--out FOLDER]
 
 BF16, 2^28 elements. Ours beside eager PyTorch, torch.compile of the same, and Liger where it is installed; the
 candidates of a problem take turns, three rounds, medians. A forward moves 2 tensors, a backward 3. Compare inside one
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+import triton
 from torch import Tensor
 from turns import draw, in_rotation, machine
 
@@ -24,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import precisionpass.ops  # noqa: F401  registers torch.ops.precisionpass
 
 ELEMENTS = 1 << 28
+COLUMNS = (768, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 OPS = torch.ops.precisionpass
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -47,11 +49,12 @@ def functions() -> dict[str, dict[str, Function]]:
     for candidates in found.values():
         candidates["inductor"] = torch.compile(candidates["eager"], dynamic=False)
     try:
-        from liger_kernel.transformers.functional import liger_layer_norm, liger_rms_norm
+        from liger_kernel.transformers.functional import liger_layer_norm, liger_rms_norm, liger_softmax
     except ImportError:
         return found
     found["layer_norm"]["liger"] = lambda x, w, b: liger_layer_norm(x, w, b, 1e-5)
     found["rms_norm"]["liger"] = lambda x, w, b: liger_rms_norm(x, w, 1e-6)
+    found["softmax"]["liger"] = lambda x, w, b: liger_softmax(x)
     return found
 
 
@@ -65,14 +68,9 @@ def measure(columns: int, milliseconds: int) -> list[dict]:
         for direction, moved in (("forward", 2), ("backward", 3)):
             runs: dict[str, Callable[[], object]] = {"copy": lambda: target.copy_(x)}
             for name, function in candidates.items():
-                if direction == "forward":
-                    runs[name] = lambda function=function: function(x, weight.detach(), bias.detach())
-                    continue
-                leaf = x.detach().requires_grad_()
-                y = function(leaf, weight, bias)
-                leaves = [leaf] if operation == "softmax" else [leaf, weight]
-                leaves += [bias] if operation == "layer_norm" else []
-                runs[name] = lambda y=y, leaves=leaves: torch.autograd.grad(y, leaves, gradient, retain_graph=True)
+                run = ready(function, direction, x, gradient, (weight, bias), operation)
+                if run is not None:
+                    runs[name] = run
             times = in_rotation(runs, milliseconds, warmup=20)
             copy = times.pop("copy")
             shares = {name: moved / 2 * copy / found for name, found in times.items()}
@@ -84,9 +82,28 @@ def measure(columns: int, milliseconds: int) -> list[dict]:
     return rows
 
 
+def ready(
+    function: Function, direction: str, x: Tensor, gradient: Tensor, parameters: tuple[Tensor, Tensor], operation: str
+) -> Callable[[], object] | None:
+    """One call of a candidate, to be timed; None, and said so, where it fails."""
+    weight, bias = parameters
+    try:
+        if direction == "forward":
+            function(x, weight.detach(), bias.detach())
+            return lambda: function(x, weight.detach(), bias.detach())
+        leaf, slope = x.detach().requires_grad_(), gradient.clone()  # Liger's RMSNorm writes over it
+        y = function(leaf, weight, bias)
+        leaves = {"softmax": [leaf], "rms_norm": [leaf, weight], "layer_norm": [leaf, weight, bias]}[operation]
+        torch.autograd.grad(y, leaves, slope, retain_graph=True)
+        return lambda: torch.autograd.grad(y, leaves, slope, retain_graph=True)
+    except (RuntimeError, TypeError, AssertionError, triton.CompilationError) as problem:
+        print(f"{operation} {direction}: {type(problem).__name__}: {str(problem).splitlines()[0][:150]}", flush=True)
+        return None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--columns", type=int, nargs="+", default=[768, 1024, 4096, 16384, 65536])
+    parser.add_argument("--columns", type=int, nargs="+", default=COLUMNS)
     parser.add_argument("--milliseconds", type=int, default=60)
     parser.add_argument("--out", type=Path, default=Path("."))
     options = parser.parse_args()

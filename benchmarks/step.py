@@ -6,9 +6,9 @@
 
 A candidate is an attention of transformers (eager, sdpa, flex_attention) under plain torch.compile, or rules, whose
 model has eager attention, or another after an @. Each runs in a process of its own; they compile side by side and then
-take turns: compare inside one run only. Medians of --rounds turns of three steps (forward, backward, AdamW). Peak
-memory: on a GPU what torch allocates, weights and optimizer too; on a CPU how far the resident size rises in a step
-above what it is between steps.
+take turns: compare inside one run only. Medians of --rounds turns; a turn is five steps (forward, backward, AdamW),
+timed together after one more. Peak memory: on a GPU what torch allocates, weights and optimizer too; on a CPU how far
+the resident size rises in a step above what it is between steps.
 On a CPU without BF16 instructions the products of BF16 matrices go through FP32 as in the demo; --native: they do not.
 """
 
@@ -40,7 +40,7 @@ import small_models
 import precisionpass
 
 ATTENTIONS = ("eager", "sdpa", "flex_attention")
-STEPS = 3  # of a turn
+STEPS = 5  # of a turn
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,8 @@ def measured(name: str, candidates: Sequence[str], options: argparse.Namespace) 
     times: dict[str, list[float]] = {candidate: [] for candidate, row in rows.items() if row is not None}
     for _ in range(options.rounds):
         for candidate, found in times.items():
-            found += answer(processes[candidate], "turn") or []
+            if (time_of_step := answer(processes[candidate], "turn")) is not None:
+                found.append(time_of_step)
     for process in processes.values():
         process.communicate()
     print("".join(f"{name}: {candidate} failed\n" for candidate in candidates if not times.get(candidate)), end="")
@@ -173,7 +174,7 @@ def answer(process: subprocess.Popen, ask: str = "") -> Any:
 
 
 def serve(problem: Problem, options: argparse.Namespace) -> None:
-    """Compile, answer the peak memory of a step, and then the times of a turn's steps as often as asked."""
+    """Compile, answer the peak memory of a step, and then the time of a step as often as asked."""
     if not options.native and options.device == "cpu":
         small_models.speed_up_bf16()
     step = step_of(problem, options.serve, options.backend)
@@ -182,16 +183,18 @@ def serve(problem: Problem, options: argparse.Namespace) -> None:
     peak = cuda_peak(step) if problem.device == "cuda" else cpu_peak(step)
     print(json.dumps({"peak_mib": peak / 2**20}), flush=True)
     for _ in sys.stdin:
-        print(json.dumps([timed(step, problem.device) for _ in range(STEPS)]), flush=True)
+        print(json.dumps(timed(step, problem.device)), flush=True)
 
 
 def timed(step: Callable[[], None], device: str) -> float:
-    """Milliseconds of a step."""
-    synchronize(device)
-    began = time.perf_counter()
+    """Milliseconds of a step, over STEPS of them."""
     step()
     synchronize(device)
-    return 1e3 * (time.perf_counter() - began)
+    began = time.perf_counter()
+    for _ in range(STEPS):
+        step()
+    synchronize(device)
+    return 1e3 * (time.perf_counter() - began) / STEPS
 
 
 def step_of(problem: Problem, candidate: str, backend: str) -> Callable[[], None]:

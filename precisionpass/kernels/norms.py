@@ -5,7 +5,7 @@
                                                                   plus a further gradient of x, where there is one
     dweight = sum over rows of g * xhat                          dbias = sum over rows of g
 
-With ONCE a tile holds whole rows, which stay in registers between the passes; wider ones are read again, from a cache.
+A tile holds whole rows, which stay in registers between the passes; wider ones are read again, from a cache.
 """
 
 import triton
@@ -52,44 +52,55 @@ def store_norm(y, value, weight, bias, row, column, inside, columns, offset, WEI
 def norm_forward(
     x, stride, residual, residual_stride, total, y, weight, bias, means, rstds, rows, columns, eps, offset,
     CENTER: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, ONCE: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows: their mean (CENTER), rstd = 1 / sqrt(mean((x - mean)^2) + eps), and y. RESIDUAL needs ONCE."""
+    """ROWS rows: their mean (CENTER), rstd = 1 / sqrt(mean((x - mean)^2) + eps), and y."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     exists = row < rows
-    mean = tl.zeros([ROWS], tl.float32)
-    square = tl.zeros([ROWS], tl.float32)
-    if ONCE:
-        column = tl.arange(0, WIDTH)
-        inside = exists[:, None] & (column < columns)[None, :]
-        value = load_sum(x, residual, total, row, stride, residual_stride, column, columns, inside, RESIDUAL)
-        if CENTER:
-            mean = tl.sum(value, 1) / columns
-            value = tl.where(inside, value - mean[:, None], 0.0)
-        square = tl.sum(value * value, 1)
-        rstd = 1.0 / tl.sqrt_rn(square / columns + eps)
-        store_norm(y, value * rstd[:, None], weight, bias, row, column, inside, columns, offset, WEIGHT, BIAS)
-    else:
-        if CENTER:
-            for start in range(0, columns, WIDTH):
-                column = start + tl.arange(0, WIDTH)
-                inside = exists[:, None] & (column < columns)[None, :]
-                mean += tl.sum(load_rows(x, row, stride, column, inside), 1)
-            mean = mean / columns
-        for start in range(0, columns, WIDTH):
-            column = start + tl.arange(0, WIDTH)
-            inside = exists[:, None] & (column < columns)[None, :]
-            value = tl.where(inside, load_rows(x, row, stride, column, inside) - mean[:, None], 0.0)
-            square += tl.sum(value * value, 1)
-        rstd = 1.0 / tl.sqrt_rn(square / columns + eps)
-        for start in range(0, columns, WIDTH):
-            column = start + tl.arange(0, WIDTH)
-            inside = exists[:, None] & (column < columns)[None, :]
-            value = (load_rows(x, row, stride, column, inside) - mean[:, None]) * rstd[:, None]
-            store_norm(y, value, weight, bias, row, column, inside, columns, offset, WEIGHT, BIAS)
+    column = tl.arange(0, WIDTH)
+    inside = exists[:, None] & (column < columns)[None, :]
+    value = load_sum(x, residual, total, row, stride, residual_stride, column, columns, inside, RESIDUAL)
     if CENTER:
+        mean = tl.sum(value, 1) / columns
+        value = tl.where(inside, value - mean[:, None], 0.0)
         tl.store(means + row, mean, mask=exists)
+    rstd = 1.0 / tl.sqrt_rn(tl.sum(value * value, 1) / columns + eps)
+    store_norm(y, value * rstd[:, None], weight, bias, row, column, inside, columns, offset, WEIGHT, BIAS)
     tl.store(rstds + row, rstd, mask=exists)
+
+
+@triton.jit
+def norm_forward_wide(
+    x, stride, y, weight, bias, means, rstds, rows, columns, eps, offset,
+    CENTER: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """One row wider than a tile, read twice: every lane keeps its own mean and squares (Welford), which meet once."""
+    row = tl.program_id(0) + tl.arange(0, 1)
+    lane = tl.arange(0, WIDTH)
+    middle = tl.zeros([1, WIDTH], tl.float32)
+    square = tl.zeros([1, WIDTH], tl.float32)
+    for start in tl.range(0, columns, WIDTH, num_stages=STAGES):
+        column = start + lane
+        inside = (column < columns)[None, :]
+        value = load_rows(x, row, stride, column, inside)
+        step = value - middle
+        if CENTER:
+            middle = tl.where(inside, middle + step / (start // WIDTH + 1), middle)
+        square += tl.where(inside, step * (value - middle), 0.0)
+    mean = tl.zeros([1], tl.float32)
+    if CENTER:
+        count = ((columns - lane + WIDTH - 1) // WIDTH).to(tl.float32)[None, :]  # of this lane
+        mean = tl.sum(middle * count, 1) / columns
+        middle -= mean[:, None]
+        square += middle * middle * count
+        tl.store(means + row, mean)
+    rstd = 1.0 / tl.sqrt_rn(tl.sum(square, 1) / columns + eps)
+    for start in tl.range(0, columns, WIDTH, num_stages=STAGES):
+        column = start + lane
+        inside = (column < columns)[None, :]
+        value = (load_rows(x, row, stride, column, inside) - mean[:, None]) * rstd[:, None]
+        store_norm(y, value, weight, bias, row, column, inside, columns, offset, WEIGHT, BIAS)
+    tl.store(rstds + row, rstd)
 
 
 @triton.jit
@@ -111,44 +122,55 @@ def store_gradient(dx, value, further, row, column, columns, inside, FURTHER: tl
 
 
 @triton.jit
+def add_pairs(along, level, more_along, more_level):
+    """Two sums at once: one exchange between warps instead of two."""
+    return along + more_along, level + more_level
+
+
+@triton.jit
 def norm_backward(
     gradient, gradient_stride, x, stride, weight, means, rstds, further, dx, dweight, dbias,
-    rows, columns, offset, rows_each,
+    rows, columns, offset, programs,
     CENTER: tl.constexpr, WEIGHT: tl.constexpr, FURTHER: tl.constexpr,
-    DX: tl.constexpr, DWEIGHT: tl.constexpr, DBIAS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    DX: tl.constexpr, DWEIGHT: tl.constexpr, DBIAS: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """dx of `rows_each` rows that WIDTH holds, and this program's part of dweight and dbias, in the rows' order."""
+    """dx of every `programs`-th tile of rows that WIDTH holds, and this program's part of dweight and dbias, in order.
+
+    The sums for the parameters stay in registers; the next rows are on their way while these are worked on (STAGES).
+    """
     program = tl.program_id(0)
     column = tl.arange(0, WIDTH)
-    scale_sum = tl.zeros([WIDTH], tl.float32)
-    level_sum = tl.zeros([WIDTH], tl.float32)
-    last = tl.minimum((program + 1) * rows_each, rows)
-    for start in range(program * rows_each, last, ROWS):
+    scale = load_scale(weight, column, columns, offset, WEIGHT)
+    scale_sum = tl.zeros([ROWS, WIDTH], tl.float32)
+    level_sum = tl.zeros([ROWS, WIDTH], tl.float32)
+    for start in tl.range(program * ROWS, rows, programs * ROWS, num_stages=STAGES):
         row = start + tl.arange(0, ROWS)
-        exists = row < last
+        exists = row < rows
         inside = exists[:, None] & (column < columns)[None, :]
-        rstd = tl.load(rstds + row, mask=exists, other=0.0)
-        mean = tl.zeros([ROWS], tl.float32)
+        slope = load_rows(gradient, row, gradient_stride, column, inside)
+        value = load_rows(x, row, stride, column, inside)
+        rstd = tl.load(rstds + row, mask=exists, other=0.0)[:, None]
         if CENTER:
-            mean = tl.load(means + row, mask=exists, other=0.0)
-        slope, normalised, scaled = gradient_terms(
-            gradient, gradient_stride, x, stride, weight, row, column, inside, mean, rstd, columns, offset, WEIGHT
-        )
+            value = value - tl.load(means + row, mask=exists, other=0.0)[:, None]
+        normalised = value * rstd
         if DWEIGHT:
-            scale_sum += tl.sum(slope * normalised, 0)
+            scale_sum += slope * normalised
         if DBIAS:
-            level_sum += tl.sum(slope, 0)
+            level_sum += slope
         if DX:
-            along = tl.sum(scaled * normalised, 1) / columns
-            result = scaled - normalised * along[:, None]
+            scaled = slope * scale
             if CENTER:
-                result = result - (tl.sum(scaled, 1) / columns)[:, None]
-            store_gradient(dx, result * rstd[:, None], further, row, column, columns, inside, FURTHER)
+                along, level = tl.reduce((scaled * normalised, scaled), 1, add_pairs)
+                result = scaled - (level / columns)[:, None] - normalised * (along / columns)[:, None]
+            else:
+                result = scaled - normalised * (tl.sum(scaled * normalised, 1) / columns)[:, None]
+            store_gradient(dx, result * rstd, further, row, column, columns, inside, FURTHER)
     place = program.to(tl.int64) * columns + column
     if DWEIGHT:
-        tl.store(dweight + place, scale_sum, mask=column < columns)
+        tl.store(dweight + place, tl.sum(scale_sum, 0), mask=column < columns)
     if DBIAS:
-        tl.store(dbias + place, level_sum, mask=column < columns)
+        tl.store(dbias + place, tl.sum(level_sum, 0), mask=column < columns)
 
 
 @triton.jit

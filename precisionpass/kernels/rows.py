@@ -15,10 +15,12 @@ from precisionpass.kernels.launch import launch
 from precisionpass.kernels.tuning import Tile
 
 WIDEST = 16384  # columns that stay in registers, at 16 warps 32 a thread
-WIDEST_BACKWARD = 8192  # the sums for the parameters stay beside two rows
+WIDEST_BACKWARD = 16384  # with their gradient and one sum over rows, at 8 warps 64 a thread
 ELEMENTS = 4096  # of a program's tile where rows are short
 LINE = 32  # elements side by side that a tile takes at least where rows are not contiguous
-PROGRAMS_EACH = 4  # programs on a multiprocessor that share the rows of a backward
+WARP_COLUMNS = 1024  # of a program of one warp that sums over rows
+ROWS_EACH = 128  # rows that it sums
+MOST_PROGRAMS = 16  # of one warp on a multiprocessor
 FLOATING = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -91,15 +93,21 @@ def _norm_forward(
     mean = torch.empty(shape if center else (0,), dtype=torch.float32, device=x.device)
     if x.numel() == 0:
         return y, mean.fill_(math.nan), rstd.fill_(math.nan)
+    parameters = (_flat(weight), _flat(bias), mean, rstd, rows, columns, float(eps), float(offset))
+    kind = {"CENTER": center, "WEIGHT": weight is not None, "BIAS": bias is not None}
     tile = _tile_for(columns)
     with torch.cuda.device_of(x):
-        launch(
-            norms.norm_forward, triton.cdiv(rows, tile.query_block), tile, flat, flat.stride(0),
-            addend, 0 if addend is None else addend.stride(0), total, y,
-            _flat(weight), _flat(bias), mean, rstd, rows, columns, float(eps), float(offset),
-            CENTER=center, WEIGHT=weight is not None, BIAS=bias is not None, RESIDUAL=addend is not None,
-            ROWS=tile.query_block, WIDTH=tile.key_block, ONCE=columns <= tile.key_block,
-        )  # fmt: skip
+        if columns > tile.key_block:
+            launch(
+                norms.norm_forward_wide, rows, tile, flat, flat.stride(0), y, *parameters, **kind,
+                WIDTH=tile.key_block, STAGES=tile.stages,
+            )  # fmt: skip
+        else:
+            launch(
+                norms.norm_forward, triton.cdiv(rows, tile.query_block), tile, flat, flat.stride(0),
+                addend, 0 if addend is None else addend.stride(0), total, y, *parameters, **kind,
+                RESIDUAL=addend is not None, ROWS=tile.query_block, WIDTH=tile.key_block,
+            )  # fmt: skip
     return y, mean, rstd
 
 
@@ -118,37 +126,58 @@ def norm_backward(
             for parameter, needed in ((weight, needs_weight), (bias, needs_bias))
         )
         return dx, dweight, dbias
-    tile = _tile_for(columns, WIDEST_BACKWARD)
-    many, once = tile.query_block, columns <= tile.key_block
     center = mean is not None
-    parts = max(min(rows, tuning.multiprocessors(x.device) * PROGRAMS_EACH), 1)
-    each = triton.cdiv(triton.cdiv(rows, parts), many) * many if once else triton.cdiv(rows, parts)
-    parts = triton.cdiv(rows, each)
-    shape = (parts, columns)
-    dweight = torch.empty(shape if needs_weight else (0,), dtype=torch.float32, device=x.device)
-    dbias = torch.empty(shape if needs_bias else (0,), dtype=torch.float32, device=x.device)
-    inputs = (slope, slope.stride(0), flat, flat.stride(0))
     further = None if further is None else further.contiguous()
     kind = {"CENTER": center, "WEIGHT": weight is not None, "FURTHER": further is not None}
+    inputs = (slope, slope.stride(0), flat, flat.stride(0))
+    sums = tuple(name for name, needed in (("DWEIGHT", needs_weight), ("DBIAS", needs_bias)) if needed)
+    tile, programs = _persistent(rows, columns, x.dtype, x.device)
+    held = sums[: _sums_held(columns, x.dtype)]  # beside the rows
+    parts = {name: programs if name in held else triton.cdiv(rows, ROWS_EACH) for name in sums}
+    dweight, dbias = (
+        torch.empty((parts[name], columns) if name in parts else (0,), dtype=torch.float32, device=x.device)
+        for name in ("DWEIGHT", "DBIAS")
+    )
     with torch.cuda.device_of(x):
-        if once:
+        if columns <= WIDEST_BACKWARD and (needs_x or held):
             launch(
-                norms.norm_backward, parts, tile, *inputs, _flat(weight), mean, rstd, further,
-                dx, dweight, dbias, rows, columns, float(offset), each, **kind, DX=needs_x,
-                DWEIGHT=needs_weight, DBIAS=needs_bias, ROWS=many, WIDTH=tile.key_block,
+                norms.norm_backward, programs, tile, *inputs, _flat(weight), mean, rstd, further, dx, dweight, dbias,
+                rows, columns, float(offset), programs, **kind, DX=needs_x, DWEIGHT="DWEIGHT" in held,
+                DBIAS="DBIAS" in held, ROWS=tile.query_block, WIDTH=tile.key_block, STAGES=tile.stages,
             )  # fmt: skip
         elif needs_x:
             launch(
-                norms.norm_backward_wide, rows, tile, *inputs, _flat(weight), mean, rstd, further, dx, rows,
-                columns, float(offset), **kind, WIDTH=tile.key_block,
+                norms.norm_backward_wide, rows, Tile(1, WIDEST, 32, 1), *inputs, _flat(weight), mean, rstd, further, dx,
+                rows, columns, float(offset), **kind, WIDTH=WIDEST,
             )  # fmt: skip
-        if not once and (needs_weight or needs_bias):
+        if len(held) < len(sums):
             launch(
-                norms.norm_parameters, parts * triton.cdiv(columns, ELEMENTS), _tile(1, ELEMENTS), *inputs,
-                mean, rstd, dweight, dbias, rows, columns, each,
-                CENTER=center, DWEIGHT=needs_weight, DBIAS=needs_bias, WIDTH=ELEMENTS,
+                norms.norm_parameters, triton.cdiv(rows, ROWS_EACH) * triton.cdiv(columns, WARP_COLUMNS),
+                Tile(1, WARP_COLUMNS, 1, 1), *inputs, mean, rstd, dweight, dbias, rows, columns, ROWS_EACH,
+                CENTER=center, DWEIGHT="DWEIGHT" in sums and "DWEIGHT" not in held,
+                DBIAS="DBIAS" in sums and "DBIAS" not in held, WIDTH=WARP_COLUMNS,
             )  # fmt: skip
     return dx, _total(dweight, weight if needs_weight else x), _total(dbias, bias if needs_bias else x)
+
+
+def _persistent(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> tuple[Tile, int]:
+    """The tile of a backward that keeps its sums, and the programs that fill the GPU once: 128 registers a thread."""
+    width = min(triton.next_power_of_2(max(columns, 16)), WIDEST_BACKWARD)
+    many = max(256 // width, 1)
+    small = tuning.architecture() == "small"
+    if width == WIDEST_BACKWARD:
+        tile, each = Tile(many, width, 8, 1), 1
+    else:
+        warps = max(width // 512, 1)
+        tile, each = Tile(many, width, warps, 1 if small else 3, registers=0 if small else 128), max(16 // warps, 1)
+    filled = tuning.multiprocessors(device) * min(each, MOST_PROGRAMS)
+    return tile, max(min(triton.cdiv(rows, many), filled), 1)
+
+
+def _sums_held(columns: int, dtype: torch.dtype) -> int:
+    """How many sums over rows fit into registers beside a row and its gradient."""
+    width = columns * dtype.itemsize
+    return 2 if width <= WIDEST_BACKWARD else 1 if width <= 2 * WIDEST_BACKWARD else 0
 
 
 def _flat(parameter: Tensor | None) -> Tensor | None:

@@ -16,11 +16,13 @@ SMALLEST = tl.constexpr(-104.0)  # exp of less is 0 in FP32
 
 
 @triton.jit
-def exponential(x):
-    """exp(x) for x <= 0 to one unit of FP32 at any magnitude; exp2(x * log2 e) loses |x| of them.
+def exponential(x, PRECISE: tl.constexpr):
+    """exp(x) for x <= 0; PRECISE: to one unit of FP32 at any magnitude, where exp2(x * log2 e) is off by |x| of them.
 
     x = whole * ln 2 + rest; exp(rest) = 1 + rest + rest^2 p(rest), p of degree 5 (Cephes).
     """
+    if not PRECISE:
+        return tl.exp2(x * LOG2_E)
     x = tl.where(x < SMALLEST, SMALLEST, x)  # keeps NaN
     whole = tl.floor(x * LOG2_E + 0.5)
     rest = tl.fma(-whole, LN_2_LOW, tl.fma(-whole, LN_2_HIGH, x))
@@ -50,18 +52,45 @@ def load_tile(source, row, column, rows, columns, inner, other, ROWS: tl.constex
 
 
 @triton.jit
-def statistics(x, row, rows, columns, inner, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """(m, l) of rows wider than a tile, in one pass: l = sum exp(x - m)."""
-    largest = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
+def add_pairs(total, along, more_total, more_along):
+    """Two sums at once: one exchange between warps instead of two."""
+    return total + more_total, along + more_along
+
+
+@triton.jit
+def statistics(
+    gradient, x, row, rows, columns, inner,
+    GRADIENT: tl.constexpr, LOG: tl.constexpr, PRECISE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """(m, l, a) of rows wider than a tile, in one pass: l = sum exp(x - m), a = sum g exp(x - m), LOG: sum g.
+
+    Every lane keeps a maximum and sums of its own; they meet once, at the end.
+    """
+    largest = tl.full([ROWS, WIDTH], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS, WIDTH], tl.float32)
+    along = tl.zeros([ROWS, WIDTH], tl.float32)
     for start in range(0, columns, WIDTH):
         column = start + tl.arange(0, WIDTH)
         value, _, _ = load_tile(x, row, column, rows, columns, inner, float("-inf"), ROWS, WIDTH)
-        higher = tl.maximum(largest, tl.max(value, 1))
+        higher = tl.maximum(largest, value, propagate_nan=tl.PropagateNan.ALL)
         shift = tl.where(higher == float("-inf"), 0.0, higher)
-        total = total * exponential(largest - shift) + tl.sum(exponential(value - shift[:, None]), 1)
+        before = exponential(largest - shift, PRECISE)
+        weights = exponential(value - shift, PRECISE)
+        total = total * before + weights
+        if GRADIENT:
+            slope, _, _ = load_tile(gradient, row, column, rows, columns, inner, 0.0, ROWS, WIDTH)
+            if LOG:
+                along += slope
+            else:
+                along = along * before + slope * weights
         largest = higher
-    return largest, total
+    top = tl.max(largest, 1)
+    rescaled = exponential(largest - top[:, None], PRECISE)
+    if not LOG:
+        along = along * rescaled
+    along = tl.sum(along, 1)
+    total = tl.sum(total * rescaled, 1)
+    return top, total, along
 
 
 @triton.jit
@@ -69,21 +98,22 @@ def softmax_forward(
     x, y, rows, columns, inner, LOG: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, ONCE: tl.constexpr
 ):
     """y of ROWS rows. A row of -inf, or with +inf or NaN, gives NaN."""
+    PRECISE: tl.constexpr = y.dtype.element_ty == tl.float32
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     if ONCE:
         value, place, inside = load_tile(
             x, row, tl.arange(0, WIDTH), rows, columns, inner, float("-inf"), ROWS, WIDTH
         )
         value = value - tl.max(value, 1)[:, None]
-        weights = exponential(value)
+        weights = exponential(value, PRECISE)
         total = tl.sum(tl.where(inside, weights, 0.0), 1)[:, None]
         if LOG:
             result = value - tl.log(total)
         else:
-            result = divided(weights, total, y.dtype.element_ty == tl.float32)
+            result = divided(weights, total, PRECISE)
         tl.store(y + place, result.to(y.dtype.element_ty), mask=inside)
     else:
-        largest, total = statistics(x, row, rows, columns, inner, ROWS, WIDTH)
+        largest, total, _ = statistics(x, x, row, rows, columns, inner, False, LOG, PRECISE, ROWS, WIDTH)
         for start in range(0, columns, WIDTH):
             column = start + tl.arange(0, WIDTH)
             value, place, inside = load_tile(x, row, column, rows, columns, inner, 0.0, ROWS, WIDTH)
@@ -91,7 +121,7 @@ def softmax_forward(
             if LOG:
                 result = value - tl.log(total)[:, None]
             else:
-                result = divided(exponential(value), total[:, None], y.dtype.element_ty == tl.float32)
+                result = divided(exponential(value, PRECISE), total[:, None], PRECISE)
             tl.store(y + place, result.to(y.dtype.element_ty), mask=inside)
 
 
@@ -101,36 +131,34 @@ def softmax_backward(
     LOG: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, ONCE: tl.constexpr,
 ):  # fmt: skip
     """dx of ROWS rows."""
+    PRECISE: tl.constexpr = dx.dtype.element_ty == tl.float32
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     if ONCE:
         column = tl.arange(0, WIDTH)
         value, place, inside = load_tile(x, row, column, rows, columns, inner, float("-inf"), ROWS, WIDTH)
         slope, _, _ = load_tile(gradient, row, column, rows, columns, inner, 0.0, ROWS, WIDTH)
-        weights = tl.where(inside, exponential(value - tl.max(value, 1)[:, None]), 0.0)
-        weights = divided(weights, tl.sum(weights, 1)[:, None], False)
+        weights = tl.where(inside, exponential(value - tl.max(value, 1)[:, None], PRECISE), 0.0)
         if LOG:
-            result = slope - weights * tl.sum(slope, 1)[:, None]
+            total, along = tl.reduce((weights, slope), 1, add_pairs)
         else:
-            result = weights * (slope - tl.sum(slope * weights, 1)[:, None])
-        tl.store(dx + place, result.to(dx.dtype.element_ty), mask=inside)
+            total, along = tl.reduce((weights, weights * slope), 1, add_pairs)
+        store_slope(dx, place, inside, slope, weights, total, along, LOG)
     else:
-        largest, total = statistics(x, row, rows, columns, inner, ROWS, WIDTH)
-        along = tl.zeros([ROWS], tl.float32)
-        for start in range(0, columns, WIDTH):
-            column = start + tl.arange(0, WIDTH)
-            slope, _, inside = load_tile(gradient, row, column, rows, columns, inner, 0.0, ROWS, WIDTH)
-            if not LOG:
-                value, _, _ = load_tile(x, row, column, rows, columns, inner, 0.0, ROWS, WIDTH)
-                weights = divided(exponential(value - largest[:, None]), total[:, None], False)
-                slope = tl.where(inside, slope * weights, 0.0)
-            along += tl.sum(slope, 1)
+        largest, total, along = statistics(gradient, x, row, rows, columns, inner, True, LOG, PRECISE, ROWS, WIDTH)
         for start in range(0, columns, WIDTH):
             column = start + tl.arange(0, WIDTH)
             slope, place, inside = load_tile(gradient, row, column, rows, columns, inner, 0.0, ROWS, WIDTH)
             value, _, _ = load_tile(x, row, column, rows, columns, inner, 0.0, ROWS, WIDTH)
-            weights = divided(exponential(value - largest[:, None]), total[:, None], False)
-            if LOG:
-                result = slope - weights * along[:, None]
-            else:
-                result = weights * (slope - along[:, None])
-            tl.store(dx + place, result.to(dx.dtype.element_ty), mask=inside)
+            weights = exponential(value - largest[:, None], PRECISE)
+            store_slope(dx, place, inside, slope, weights, total, along, LOG)
+
+
+@triton.jit
+def store_slope(dx, place, inside, slope, weights, total, along, LOG: tl.constexpr):
+    """dx from y = weights / total, and along: the sum of g weights (LOG: of g)."""
+    share = weights * (1.0 / total)[:, None]
+    if LOG:
+        result = slope - share * along[:, None]
+    else:
+        result = share * (slope - (along / total)[:, None])
+    tl.store(dx + place, result.to(dx.dtype.element_ty), mask=inside)

@@ -46,6 +46,8 @@ def check(name: str, dtype: torch.dtype, device: str, center: bool, residual: bo
     x = (torch.randn(shape, generator=draw) + offset).to(device, dtype)
     if name == "768":
         x[3], x[4], x[5, :3], x[6] = 0.0, 2.5, ODD.to(x), 1e4
+    if name == "wider than a tile":
+        x[1, :16384] = 40.0  # a first tile that says nothing of the rest
     gradient = torch.randn(shape, generator=draw).to(device, dtype)
     inner = shape[len(shape) - dims :]
     weight = torch.randn(inner, generator=draw).to(device, dtype) if has_weight else None
