@@ -10,17 +10,18 @@ import triton
 from torch import Tensor
 
 from precisionpass.kernels import norms, tuning
+from precisionpass.kernels import norms_backward as backward
 from precisionpass.kernels import softmax as softmaxes
 from precisionpass.kernels.launch import launch
 from precisionpass.kernels.tuning import Tile
 
 WIDEST = 16384  # columns that stay in registers, at 16 warps 32 a thread
-WIDEST_BACKWARD = 16384  # with their gradient and one sum over rows, at 8 warps 64 a thread
+WIDEST_SOFTMAX = 32768
+HELD_BYTES = 16384  # of a row that stays in registers beside its gradient and two sums over rows
 ELEMENTS = 4096  # of a program's tile where rows are short
 LINE = 32  # elements side by side that a tile takes at least where rows are not contiguous
 WARP_COLUMNS = 1024  # of a program of one warp that sums over rows
 ROWS_EACH = 128  # rows that it sums
-MOST_PROGRAMS = 16  # of one warp on a multiprocessor
 FLOATING = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -130,54 +131,60 @@ def norm_backward(
     further = None if further is None else further.contiguous()
     kind = {"CENTER": center, "WEIGHT": weight is not None, "FURTHER": further is not None}
     inputs = (slope, slope.stride(0), flat, flat.stride(0))
-    sums = tuple(name for name, needed in (("DWEIGHT", needs_weight), ("DBIAS", needs_bias)) if needed)
-    tile, programs = _persistent(rows, columns, x.dtype, x.device)
-    held = sums[: _sums_held(columns, x.dtype)]  # beside the rows
-    parts = {name: programs if name in held else triton.cdiv(rows, ROWS_EACH) for name in sums}
+    tile, programs, held = _backward_tile(rows, columns, x, weight, needs_weight + needs_bias)
+    halves = held and tile.key_block < columns
+    parts = programs // (1 + halves) if held else triton.cdiv(rows, ROWS_EACH)
     dweight, dbias = (
-        torch.empty((parts[name], columns) if name in parts else (0,), dtype=torch.float32, device=x.device)
-        for name in ("DWEIGHT", "DBIAS")
+        torch.empty((parts, columns) if needed else (0,), dtype=torch.float32, device=x.device)
+        for needed in (needs_weight, needs_bias)
     )
+    sums = {"DWEIGHT": needs_weight, "DBIAS": needs_bias}
+    settings = (*inputs, _flat(weight), mean, rstd, further, dx)
+    kind |= {"WIDTH": tile.key_block, "STAGES": tile.stages}
     with torch.cuda.device_of(x):
-        if columns <= WIDEST_BACKWARD and (needs_x or held):
+        if held and halves:
             launch(
-                norms.norm_backward, programs, tile, *inputs, _flat(weight), mean, rstd, further, dx, dweight, dbias,
-                rows, columns, float(offset), programs, **kind, DX=needs_x, DWEIGHT="DWEIGHT" in held,
-                DBIAS="DBIAS" in held, ROWS=tile.query_block, WIDTH=tile.key_block, STAGES=tile.stages,
+                backward.norm_backward_halves, programs, tile, *settings, dweight, dbias, rows, columns,
+                float(offset), parts, **kind, **sums, DX=needs_x,
+            )  # fmt: skip
+        elif held or (needs_x and columns <= tile.key_block):
+            launch(
+                backward.norm_backward, programs, tile, *settings, dweight, dbias, rows, columns, float(offset),
+                programs, **kind, DX=needs_x, ROWS=tile.query_block, **{name: held and sums[name] for name in sums},
             )  # fmt: skip
         elif needs_x:
             launch(
-                norms.norm_backward_wide, rows, Tile(1, WIDEST, 32, 1), *inputs, _flat(weight), mean, rstd, further, dx,
-                rows, columns, float(offset), **kind, WIDTH=WIDEST,
-            )  # fmt: skip
-        if len(held) < len(sums):
+                backward.norm_backward_wide, programs, tile, *settings, rows, columns, float(offset), **kind
+            )
+        if not held and (needs_weight or needs_bias):
             launch(
-                norms.norm_parameters, triton.cdiv(rows, ROWS_EACH) * triton.cdiv(columns, WARP_COLUMNS),
-                Tile(1, WARP_COLUMNS, 1, 1), *inputs, mean, rstd, dweight, dbias, rows, columns, ROWS_EACH,
-                CENTER=center, DWEIGHT="DWEIGHT" in sums and "DWEIGHT" not in held,
-                DBIAS="DBIAS" in sums and "DBIAS" not in held, WIDTH=WARP_COLUMNS,
+                backward.norm_parameters, parts * triton.cdiv(columns, WARP_COLUMNS), Tile(1, WARP_COLUMNS, 1, 1),
+                *inputs, mean, rstd, dweight, dbias, rows, columns, ROWS_EACH, CENTER=center, **sums,
+                WIDTH=WARP_COLUMNS,
             )  # fmt: skip
     return dx, _total(dweight, weight if needs_weight else x), _total(dbias, bias if needs_bias else x)
 
 
-def _persistent(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> tuple[Tile, int]:
-    """The tile of a backward that keeps its sums, and the programs that fill the GPU once: 128 registers a thread."""
-    width = min(triton.next_power_of_2(max(columns, 16)), WIDEST_BACKWARD)
-    many = max(256 // width, 1)
-    small = tuning.architecture() == "small"
-    if width == WIDEST_BACKWARD:
-        tile, each = Tile(many, width, 8, 1), 1
-    else:
-        warps = max(width // 512, 1)
-        tile, each = Tile(many, width, warps, 1 if small else 3, registers=0 if small else 128), max(16 // warps, 1)
-    filled = tuning.multiprocessors(device) * min(each, MOST_PROGRAMS)
-    return tile, max(min(triton.cdiv(rows, many), filled), 1)
+def _backward_tile(rows: int, columns: int, x: Tensor, weight: Tensor | None, sums: int) -> tuple[Tile, int, bool]:
+    """(tile, programs, whether they hold their sums) of a backward. A tile of half a row is shared by two programs.
 
-
-def _sums_held(columns: int, dtype: torch.dtype) -> int:
-    """How many sums over rows fit into registers beside a row and its gradient."""
-    width = columns * dtype.itemsize
-    return 2 if width <= WIDEST_BACKWARD else 1 if width <= 2 * WIDEST_BACKWARD else 0
+    Programs with sums fill the GPU once, at 128 registers a thread, or at all of them where rows are wide.
+    """
+    width = triton.next_power_of_2(max(columns, 16))
+    size, name = width * x.dtype.itemsize, tuning.architecture()
+    stages = 3 if name in ("hopper", "blackwell", "ampere") else 1
+    multiprocessors = max(tuning.multiprocessors(x.device), 2)
+    if size <= HELD_BYTES:
+        warps, many = max(width // 512, 1), max(256 // width, 1)
+        tile = Tile(many, width, warps, stages, registers=128 if stages > 1 else 0)
+        return tile, min(triton.cdiv(rows, many), multiprocessors * max(16 // warps, 1)), True
+    if size > 2 * HELD_BYTES:
+        return Tile(1, WIDEST // 2, 16, 1), rows, False
+    if sums == 0 or (weight is not None and weight.dtype.itemsize > x.dtype.itemsize):
+        return Tile(1, width, 16, stages), min(rows, multiprocessors), False
+    if sums == 1:
+        return Tile(1, width, 8, 1), min(rows, multiprocessors), True
+    return Tile(1, width // 2, 8, stages if name != "ampere" else 1), 2 * min(rows, multiprocessors // 2), True
 
 
 def _flat(parameter: Tensor | None) -> Tensor | None:
@@ -210,11 +217,23 @@ def _along(kernel, x: Tensor, dim: int, tensors: tuple[Tensor, ...], **constants
     dim = dim % max(x.dim(), 1)
     columns = x.shape[dim] if x.dim() else 1
     rows, inner = x.numel() // columns, math.prod(x.shape[dim + 1 :])
-    tile = _tile_for(columns)
+    tile = _softmax_tile(columns, each=16 if len(tensors) == 2 or columns <= 2048 else 32)
     if inner > 1:  # rows stand side by side: a tile takes at least a line of memory of them
+        tile = _tile_for(columns)
         tile = _tile(max(tile.query_block, LINE), min(tile.key_block, ELEMENTS // LINE))
     with torch.cuda.device_of(x):
         launch(
             kernel, triton.cdiv(rows, tile.query_block), tile, *tensors, rows, columns, inner,
             ROWS=tile.query_block, WIDTH=tile.key_block, ONCE=columns <= tile.key_block, **constants,
         )  # fmt: skip
+
+
+def _softmax_tile(columns: int, each: int) -> Tile:
+    """The tile for contiguous rows: whole rows up to WIDEST_SOFTMAX, `each` elements a thread where that is enough."""
+    width = triton.next_power_of_2(max(columns, 16))
+    if width > WIDEST_SOFTMAX:
+        return Tile(1, WIDEST // 2, 16, 1)
+    if width == WIDEST_SOFTMAX:
+        return Tile(1, width, 32, 1)
+    many = max(1024 // width, 1)
+    return Tile(many, width, min(max(many * width // (32 * each), 1), 16), 1)

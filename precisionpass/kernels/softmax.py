@@ -52,12 +52,6 @@ def load_tile(source, row, column, rows, columns, inner, other, ROWS: tl.constex
 
 
 @triton.jit
-def add_pairs(total, along, more_total, more_along):
-    """Two sums at once: one exchange between warps instead of two."""
-    return total + more_total, along + more_along
-
-
-@triton.jit
 def statistics(
     gradient, x, row, rows, columns, inner,
     GRADIENT: tl.constexpr, LOG: tl.constexpr, PRECISE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
@@ -137,12 +131,17 @@ def softmax_backward(
         column = tl.arange(0, WIDTH)
         value, place, inside = load_tile(x, row, column, rows, columns, inner, float("-inf"), ROWS, WIDTH)
         slope, _, _ = load_tile(gradient, row, column, rows, columns, inner, 0.0, ROWS, WIDTH)
-        weights = tl.where(inside, exponential(value - tl.max(value, 1)[:, None], PRECISE), 0.0)
+        largest = tl.max(value, 1)[:, None]
+        weights = tl.where(inside, exponential(value - largest, PRECISE), 0.0)
+        total = tl.sum(weights, 1)
         if LOG:
-            total, along = tl.reduce((weights, slope), 1, add_pairs)
+            along = tl.sum(slope, 1)
         else:
-            total, along = tl.reduce((weights, weights * slope), 1, add_pairs)
-        store_slope(dx, place, inside, slope, weights, total, along, LOG)
+            along = tl.sum(weights * slope, 1)
+        # From the cache: a second look is cheaper than the registers that would keep the tiles.
+        value = tl.load(x + place, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        slope = tl.load(gradient + place, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        store_slope(dx, place, inside, slope, exponential(value - largest, PRECISE), total, along, LOG)
     else:
         largest, total, along = statistics(gradient, x, row, rows, columns, inner, True, LOG, PRECISE, ROWS, WIDTH)
         for start in range(0, columns, WIDTH):

@@ -16,12 +16,13 @@ CASES = {
     "mean 10000 times the deviation": ((9, 512), 1, False, False, 10000.0),
     "no parameters": ((5, 100), 1, False, False, 0.0),
     "two dimensions": ((4, 3, 6, 50), 2, True, True, 1.0),
+    "two programs a row": ((3, 12000), 1, True, True, 1.0),
     "wider than a tile": ((3, 17000), 1, True, True, 2.0),
     "one column": ((6, 1), 1, True, True, 0.0),
     "no row": ((0, 64), 1, True, True, 0.0),
     "one row": ((1, 4096), 1, True, False, 0.0),
 }
-SUMS = ("narrow", "768", "two dimensions", "wider than a tile", "no row")
+SUMS = ("narrow", "768", "two dimensions", "two programs a row", "wider than a tile", "no row")
 ODD = torch.tensor([float("inf"), float("-inf"), float("nan")])
 
 

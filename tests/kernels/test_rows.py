@@ -14,7 +14,6 @@ from precisionpass.kernels import rows
 from tests.kernels.check_rows import CASES, SOFTMAXES
 from tests.kernels.compiling import SHARED_MEMORY_LIMIT, TARGETS, compiling_for
 
-SPILLED_BACKWARD = 128  # bytes a thread, where a row, its gradient and a sum fill the registers: measured faster so
 ROOT = Path(__file__).parents[2]
 
 
@@ -26,21 +25,22 @@ def test_every_case_agrees_with_float64():
     assert result.stdout.count("right") >= 2 * len(CASES) + 4 * len(SOFTMAXES)
 
 
-@pytest.mark.parametrize("columns", [768, 16384, 50000])
+@pytest.mark.parametrize(("columns", "weights", "launches"), [
+    (768, torch.float32, 5), (16384, torch.bfloat16, 5), (16384, torch.float32, 6), (50000, torch.float32, 6),
+])  # fmt: skip
 @pytest.mark.parametrize("target", TARGETS)
-def test_they_compile_within_the_limits(target, columns):
-    x, weight = torch.zeros(40, columns, dtype=torch.bfloat16), torch.zeros(columns)
+def test_they_compile_within_the_limits(target, columns, weights, launches):
+    x, weight = torch.zeros(40, columns, dtype=torch.bfloat16), torch.zeros(columns, dtype=weights)
     needs = (True, True, True)
     with compiling_for(target) as binaries:
         _, mean, rstd = rows.norm_forward(x, 1, weight, weight, 1e-5, 0.0, None, center=True)
         rows.norm_backward(x, x, 1, weight, weight, mean, rstd, 0.0, needs)
         rows.softmax_backward(x, rows.softmax_forward(x, 1, None, log=False), 1, log=False)
         rows.softmax_forward(x, 0, None, log=True)
-    assert len(binaries) == (5 if columns == 768 else 6)
+    assert len(binaries) == launches
     for binary in binaries:
         assert binary.shared_memory <= SHARED_MEMORY_LIMIT[target], binary
-        spilled = SPILLED_BACKWARD if binary.kernel == "norm_backward" and columns == rows.WIDEST_BACKWARD else 0
-        assert (binary.stack or 0) <= spilled, binary
+        assert not binary.stack, binary
 
 
 @pytest.mark.parametrize("columns", [768, 50000])
