@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from precisionpass.kernels.norms import load_rows, load_scale
+from precisionpass.kernels.softmax import sum_both
 
 
 @triton.jit
@@ -32,7 +33,7 @@ def store_gradient(dx, value, further, row, column, columns, inside, FURTHER: tl
     tl.store(dx + row[:, None].to(tl.int64) * columns + column[None, :], value.to(dx.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["programs"])
 def norm_backward(
     gradient, gradient_stride, x, stride, weight, means, rstds, further, dx, dweight, dbias,
     rows, columns, offset, programs,
@@ -65,9 +66,10 @@ def norm_backward(
             level_sum += slope
         if DX:
             scaled = slope * scale
-            result = scaled - normalised * (tl.sum(scaled * normalised, 1) / columns)[:, None]
+            along = tl.sum(scaled * normalised, 1) / columns
             if CENTER:
-                result = result - (tl.sum(scaled, 1) / columns)[:, None]
+                scaled -= (tl.sum(scaled, 1) / columns)[:, None]
+            result = scaled - normalised * along[:, None]
             store_gradient(dx, result * rstd, further, row, column, columns, inside, FURTHER)
     place = program.to(tl.int64) * columns + column
     if DWEIGHT:
@@ -76,7 +78,7 @@ def norm_backward(
         tl.store(dbias + place, tl.sum(level_sum, 0), mask=column < columns)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def norm_backward_halves(
     gradient, gradient_stride, x, stride, weight, means, rstds, further, dx, dweight, dbias,
     rows, columns, offset, pairs,
@@ -115,10 +117,11 @@ def norm_backward_halves(
             scaled_other = load_rows(gradient, row, gradient_stride, other, outside)
             scaled_other = scaled_other * load_scale(weight, other, columns, offset, WEIGHT)
             scaled = slope * load_scale(weight, column, columns, offset, WEIGHT)
-            along = tl.sum(scaled * normalised + scaled_other * (farther * rstd), 1)
+            products = scaled * normalised + scaled_other * (farther * rstd)
+            along, level = sum_both(products, scaled + scaled_other)
             result = scaled - normalised * (along / columns)[:, None]
             if CENTER:
-                result = result - (tl.sum(scaled + scaled_other, 1) / columns)[:, None]
+                result = result - (level / columns)[:, None]
             store_gradient(dx, result * rstd, further, row, column, columns, inside, FURTHER)
     place = pair.to(tl.int64) * columns + column
     if DWEIGHT:

@@ -16,7 +16,7 @@ from precisionpass.kernels.launch import launch
 from precisionpass.kernels.tuning import Tile
 
 WIDEST = 16384  # columns that stay in registers, at 16 warps 32 a thread
-WIDEST_SOFTMAX = 32768
+WIDEST_SOFTMAX = 65536  # bytes of a row that a softmax reads once
 HELD_BYTES = 16384  # of a row that stays in registers beside its gradient and two sums over rows
 ELEMENTS = 4096  # of a program's tile where rows are short
 LINE = 32  # elements side by side that a tile takes at least where rows are not contiguous
@@ -97,6 +97,11 @@ def _norm_forward(
     parameters = (_flat(weight), _flat(bias), mean, rstd, rows, columns, float(eps), float(offset))
     kind = {"CENTER": center, "WEIGHT": weight is not None, "BIAS": bias is not None}
     tile = _tile_for(columns)
+    if columns > tile.key_block:
+        stages = 3 if tuning.moves_tiles(tuning.architecture()) else 1
+        short = all(part is None or part.dtype.itemsize == 2 for part in (x, weight, bias))
+        fits = columns <= 2 * WIDEST and short
+        tile = Tile(1, 2 * WIDEST, 16, 1) if fits else Tile(1, WIDEST // 2, 16, stages)
     with torch.cuda.device_of(x):
         if columns > tile.key_block:
             launch(
@@ -131,7 +136,8 @@ def norm_backward(
     further = None if further is None else further.contiguous()
     kind = {"CENTER": center, "WEIGHT": weight is not None, "FURTHER": further is not None}
     inputs = (slope, slope.stride(0), flat, flat.stride(0))
-    tile, programs, held = _backward_tile(rows, columns, x, weight, needs_weight + needs_bias)
+    with torch.cuda.device_of(x):
+        tile, programs, held = _backward_tile(rows, columns, (gradient, x, weight), needs_weight + needs_bias)
     halves = held and tile.key_block < columns
     parts = programs // (1 + halves) if held else triton.cdiv(rows, ROWS_EACH)
     dweight, dbias = (
@@ -165,26 +171,33 @@ def norm_backward(
     return dx, _total(dweight, weight if needs_weight else x), _total(dbias, bias if needs_bias else x)
 
 
-def _backward_tile(rows: int, columns: int, x: Tensor, weight: Tensor | None, sums: int) -> tuple[Tile, int, bool]:
+def _backward_tile(
+    rows: int, columns: int, read: tuple[Tensor, Tensor, Tensor | None], sums: int
+) -> tuple[Tile, int, bool]:
     """(tile, programs, whether they hold their sums) of a backward. A tile of half a row is shared by two programs.
 
-    Programs with sums fill the GPU once, at 128 registers a thread, or at all of them where rows are wide.
+    read: gradient, x, weight. Programs with sums fill the GPU once, at 128 registers a thread, or at all of them where
+    rows are wide.
     """
+    x, name = read[1], tuning.architecture()
     width = triton.next_power_of_2(max(columns, 16))
-    size, name = width * x.dtype.itemsize, tuning.architecture()
-    stages = 3 if name in ("hopper", "blackwell", "ampere") else 1
+    size = width * x.dtype.itemsize
+    stages = 1 if name == "small" else 3
     multiprocessors = max(tuning.multiprocessors(x.device), 2)
     if size <= HELD_BYTES:
         warps, many = max(width // 512, 1), max(256 // width, 1)
         tile = Tile(many, width, warps, stages, registers=128 if stages > 1 else 0)
         return tile, min(triton.cdiv(rows, many), multiprocessors * max(16 // warps, 1)), True
+    alike = all(part is None or part.dtype.itemsize <= x.dtype.itemsize for part in read)
     if size > 2 * HELD_BYTES:
-        return Tile(1, WIDEST // 2, 16, 1), rows, False
-    if sums == 0 or (weight is not None and weight.dtype.itemsize > x.dtype.itemsize):
-        return Tile(1, width, 16, stages), min(rows, multiprocessors), False
+        return (Tile(1, WIDEST, 32, 1) if alike and x.dtype.itemsize == 2 else Tile(1, WIDEST // 2, 16, 1)), rows, False
+    if not alike or not tuning.moves_tiles(name):
+        stages = 1  # what is on its way would not fit into the shared memory
+    if sums == 0 or not alike:
+        return Tile(1, width, 32, stages), min(rows, multiprocessors), False
     if sums == 1:
         return Tile(1, width, 8, 1), min(rows, multiprocessors), True
-    return Tile(1, width // 2, 8, stages if name != "ampere" else 1), 2 * min(rows, multiprocessors // 2), True
+    return Tile(1, width // 2, 8, stages), 2 * min(rows, multiprocessors // 2), True
 
 
 def _flat(parameter: Tensor | None) -> Tensor | None:
@@ -217,7 +230,8 @@ def _along(kernel, x: Tensor, dim: int, tensors: tuple[Tensor, ...], **constants
     dim = dim % max(x.dim(), 1)
     columns = x.shape[dim] if x.dim() else 1
     rows, inner = x.numel() // columns, math.prod(x.shape[dim + 1 :])
-    tile = _softmax_tile(columns, each=16 if len(tensors) == 2 or columns <= 2048 else 32)
+    each = 16 if len(tensors) == 2 or columns <= 2048 else 32
+    tile = _softmax_tile(columns, x.dtype.itemsize, each)
     if inner > 1:  # rows stand side by side: a tile takes at least a line of memory of them
         tile = _tile_for(columns)
         tile = _tile(max(tile.query_block, LINE), min(tile.key_block, ELEMENTS // LINE))
@@ -228,12 +242,15 @@ def _along(kernel, x: Tensor, dim: int, tensors: tuple[Tensor, ...], **constants
         )  # fmt: skip
 
 
-def _softmax_tile(columns: int, each: int) -> Tile:
-    """The tile for contiguous rows: whole rows up to WIDEST_SOFTMAX, `each` elements a thread where that is enough."""
+def _softmax_tile(columns: int, itemsize: int, each: int) -> Tile:
+    """The tile for contiguous rows: whole rows up to WIDEST_SOFTMAX bytes, `each` elements a thread while they last."""
     width = triton.next_power_of_2(max(columns, 16))
-    if width > WIDEST_SOFTMAX:
-        return Tile(1, WIDEST // 2, 16, 1)
-    if width == WIDEST_SOFTMAX:
-        return Tile(1, width, 32, 1)
+    if width * itemsize > WIDEST_SOFTMAX:
+        return Tile(1, WIDEST, 32, 1) if each == 16 else Tile(1, WIDEST // 2, 16, 1)
     many = max(1024 // width, 1)
-    return Tile(many, width, min(max(many * width // (32 * each), 1), 16), 1)
+    warps = max(many * width // (32 * each), 1)
+    if width < 16384 or itemsize == 4:
+        return Tile(many, width, min(warps, 16), 1)
+    if width > 16384:
+        return Tile(many, width, 32, 1)
+    return Tile(many, width, 16, 1, registers=0 if tuning.architecture() == "small" else 64)  # so that two fit

@@ -52,6 +52,12 @@ def load_tile(source, row, column, rows, columns, inner, other, ROWS: tl.constex
 
 
 @triton.jit
+def sum_both(one, other):
+    """Two sums over the columns at once: one exchange between warps, and none of the terms is kept for the second."""
+    return tl.split(tl.sum(tl.join(one, other), 1))
+
+
+@triton.jit
 def statistics(
     gradient, x, row, rows, columns, inner,
     GRADIENT: tl.constexpr, LOG: tl.constexpr, PRECISE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
@@ -133,11 +139,10 @@ def softmax_backward(
         slope, _, _ = load_tile(gradient, row, column, rows, columns, inner, 0.0, ROWS, WIDTH)
         largest = tl.max(value, 1)[:, None]
         weights = tl.where(inside, exponential(value - largest, PRECISE), 0.0)
-        total = tl.sum(weights, 1)
         if LOG:
-            along = tl.sum(slope, 1)
+            total, along = sum_both(weights, slope)
         else:
-            along = tl.sum(weights * slope, 1)
+            total, along = sum_both(weights, weights * slope)
         # From the cache: a second look is cheaper than the registers that would keep the tiles.
         value = tl.load(x + place, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
         slope = tl.load(gradient + place, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)

