@@ -112,3 +112,15 @@ def test_backward_ops():
         ),
         {"save_residual": True},
     )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_observe(dtype):
+    """An op that records nothing here, as nobody knows its site: what it gives is a copy."""
+    tensors = [tensor(2, 4, 6, 8, dtype=dtype, grad=False), *(tensor(2, 2, 5, 8, dtype=dtype, grad=False),) * 2]
+    output = tensor(2, 6, 4, 8, dtype=dtype, grad=False).transpose(1, 2).requires_grad_()
+    mask = torch.rand(2, 1, 6, 5) > 0.3
+    settings = {"causal": "bottom_right", "score": "s * t0", "record": "nobody/site"}
+    check(ops.observe, (output, *tensors, None, mask, None, [tensor(1, 4, 1, 1, grad=False)]), settings)
+    found = ops.observe(output, *tensors)
+    assert torch.equal(found, output) and found.stride() == output.stride() and found.data_ptr() != output.data_ptr()
