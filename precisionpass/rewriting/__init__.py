@@ -82,4 +82,4 @@ def _write(
         return write_attention(decision, shadow, captured.wants_gradients, actions, hooks, recording)
     if isinstance(decision.site.operation, Own):
         return write_own(decision, shadow, actions)
-    return write_rowwise(decision, shadow, actions)
+    return write_rowwise(decision, shadow, actions, captured.wants_gradients)

@@ -41,7 +41,7 @@ def hooked(writer: Writer, decision: Decision, hooks: Hooks, tensor: str, node: 
             node = writer.call(function, node)
             fill_in_examples(writer.before.graph.owning_module, writer.made, writer.shadow.ambient, strict=True)
         elif hook["at"] == gradient:
-            node = writer.call(_on_gradient(function), node)
+            node = writer.call(on_gradient(function), node)
     return node
 
 
@@ -65,7 +65,9 @@ def _checked(decision: Decision, name: str, function: Callable) -> Callable:
     return call
 
 
-def _on_gradient(function: Callable) -> Callable:
+def on_gradient(function: Callable) -> Callable:
+    """A function that gives its tensor as it is, and its gradient as `function` does."""
+
     def call(tensor: Tensor) -> Tensor:
         return _OnGradient.apply(tensor, function)
 

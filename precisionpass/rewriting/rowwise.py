@@ -1,6 +1,7 @@
 """A softmax or a norm op in place of a site's calls; a norm of a residual sum takes the sum in, where it may."""
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from torch.ops import aten  # pyright: ignore[reportMissingImports]
 
 from precisionpass import graph
 from precisionpass.decide import Decision
+from precisionpass.ops.clipping import clip_gradient
+from precisionpass.rewriting.hooking import on_gradient
 from precisionpass.rewriting.inline import SOFTMAXES, write_inline
 from precisionpass.rewriting.own import Actions, call_action
 from precisionpass.rewriting.writer import CannotPlace, Placed, Writer, order_in_memory
@@ -17,18 +20,32 @@ from precisionpass.sites.legality import mutations
 from precisionpass.sites.site import Rowwise
 
 
-def write_rowwise(decision: Decision, shadow: Shadow, actions: Actions) -> Placed:
+def write_rowwise(decision: Decision, shadow: Shadow, actions: Actions, wants_gradients: bool) -> Placed:
     """Replace the site by one call. Raises CannotPlace with the graph as it was."""
     site, operation = decision.site, decision.site.operation
     assert isinstance(operation, Rowwise)
-    if _by_kernel(decision) and (placed := _write_with_sum(decision, operation, shadow)) is not None:
+    clips = bool(decision.values["grad_clip"]) and wants_gradients and bool(operation.x.meta.get("grad"))
+    if _by_kernel(decision) and not clips and (placed := _write_with_sum(decision, operation, shadow)) is not None:
         return placed
     writer = Writer(shadow, operation.output)
     try:
+        if clips and not decision.own_action:
+            writer.known[operation.x] = writer.call(_clip(decision), writer.captured(operation.x))
         return writer.replace(site.interior, {operation.output: _result(decision, operation, writer, actions)})
     except Exception:
         writer.undo()
         raise
+
+
+def _clip(decision: Decision) -> Callable:
+    """A function that gives its tensor as it is, and clips its gradient."""
+    clip = decision.values["grad_clip"]
+
+    def clipped(gradient: torch.Tensor) -> torch.Tensor:
+        return clip_gradient(gradient, clip["kind"], float(clip["max"]), clip["on_nonfinite"])
+
+    clipped.__name__ = "clip_gradient"
+    return on_gradient(clipped)
 
 
 def _by_kernel(decision: Decision) -> bool:

@@ -81,14 +81,14 @@ class LogitClip(Checked):
 
 
 class GradClip(Checked):
-    """Bound the gradients of q, k and v that leave this site's backward."""
+    """Bound the gradients that leave this site's backward: dq, dk and dv, or dx of a softmax or norm."""
 
     kind: Literal["value", "norm"] = Field(description="value: clamp each element. norm: scale the tensor down.")
     max: float = Field(gt=0, le=1e30, description="Largest element, or largest norm.")
     on_nonfinite: Literal["zero", "keep", "raise"] = Field(
         default="keep",
         description="What becomes of inf and nan in a gradient. raise: they are kept and counted, and the next "
-        "monitor.check() raises.",
+        "monitor.check() raises; of attention only.",
     )
 
 

@@ -207,7 +207,8 @@ def _misplaced(given: Mapping[str, Any], ops: tuple[str, ...]) -> tuple[str, str
     for name, value in given.items():
         owners = belongs_to(name, value)
         if not any(has(op, name, value) for op in ops):
-            what = f'"{name}"' if name != "implementation" and owners == belongs_to(name) else f'{name} "{value}"'
+            what = f'{name} "{value}"' if isinstance(value, str) else f'"{name}" with these values'
+            what = f'"{name}"' if name != "implementation" and owners == belongs_to(name) else what
             return name, f"{what} belongs to {or_list(owners)}, and the rule matches {or_list(ops)}"
     return None
 

@@ -87,7 +87,10 @@ class Apply(Checked):
         default=None, gt=0, le=1e30, description="Largest magnitude of an output; off: none.", json_schema_extra=or_off
     )
     grad_clip: Annotated[GradClip | None, OffIsNone] = Field(
-        default=None, description="A bound on the gradients of this site; off: none.", json_schema_extra=or_off
+        default=None,
+        description="A bound on the gradients that leave this site: dq, dk and dv of attention, that of the input of "
+        "the other kinds; off: none.",
+        json_schema_extra=or_off,
     )
     dead_rows: Literal["same", "zero", "nan"] = Field(
         default="same",
@@ -138,7 +141,6 @@ _ONLY: dict[str, tuple[str, ...]] = dict.fromkeys(
         "row_max_shift",
         "logit_clip",
         "output_clip",
-        "grad_clip",
         "dead_rows",
         "probabilities",
         "record",
@@ -157,6 +159,8 @@ _NEVER_NUMERIC = {"implementation", "lowering", "deterministic", "probabilities"
 
 def belongs_to(setting: str, value: Any = None) -> tuple[str, ...]:
     """The ops that have this setting, or this value of it."""
+    if setting == "grad_clip" and isinstance(value, Mapping) and value.get("on_nonfinite") == "raise":
+        return ATTENTION  # the other kinds count nothing that a monitor could raise for
     only = _ONLY_VALUES.get((setting, value)) if isinstance(value, str) else None
     return only or _ONLY.get(setting, OPS)
 

@@ -47,6 +47,7 @@ def test_the_words_for_ops_agree():
 def test_defaults_by_kind():
     assert settings.defaults("rms_norm") == {
         "implementation": "auto", "lowering": "auto", "deterministic": True, "prescale": False, "statistics": "float32",
+        "grad_clip": None,
     }  # fmt: skip
     assert set(settings.defaults("attention")) == set(settings.Apply.model_fields) - {"prescale"}
 
