@@ -30,7 +30,7 @@ MESSAGES = {
     "already_satisfied": "the statistics are already computed in FP32 or better",
     "contradiction": "two rules that both match cannot hold together",
     "unsupported_dtype": "the op computes bf16, fp16, fp32 and fp64 only",
-    "no_kernel": "a rule says implementation: triton, and there is no kernel for this device or dtype",
+    "no_kernel": "a rule says implementation: triton or hopper, and there is no kernel for this device or dtype",
     "probabilities_wanted": "the probabilities are used elsewhere, and a rule says probabilities: never",
     "no_fp8": "a rule asks for FP8 products, this device has none, and the rule says on_missing_fp8: refuse",
     "without_fp8": "rewritten without the FP8 products that a rule asks for: this device has none",
@@ -188,7 +188,7 @@ def _action(site: Site, resolved) -> tuple[str, str]:
         return "kept", "recorded" if site.facts["dtype"] in _COMPUTED else "not_recorded"
     if is_own(resolved.value("implementation")):
         return "rewritten", "rewritten"
-    if resolved.value("implementation") == "triton" and not _has_kernel(site):
+    if resolved.value("implementation") in ("triton", "hopper") and not _has_kernel(site):
         return "refused", "no_kernel"
     if isinstance(site.operation, Rowwise):
         if graph.dtype(site.operation.x) not in _FLOATING or graph.dtype(site.output) not in _FLOATING:

@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from precisionpass.kernels import tuning
+from precisionpass.kernels import hopper, tuning
 from precisionpass.kernels.attention_backward import key_value_gradients, query_gradients
 from precisionpass.kernels.attention_bias import bias_gradients
 from precisionpass.kernels.attention_combine import combine_splits
@@ -18,6 +18,7 @@ from precisionpass.kernels.attention_probabilities import write_probabilities
 from precisionpass.kernels.attention_rows import prepare_rows, revisit_rows
 from precisionpass.kernels.figures import magnitudes, record
 from precisionpass.kernels.fp8_operands import quantise_operands
+from precisionpass.kernels.hopper import chosen
 from precisionpass.kernels.launch import NO_STRIDES, Plan, describable, heads_last, launch, strides_of
 from precisionpass.kernels.limits import supports
 from precisionpass.kernels.row_statistics import RowStatistics
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from precisionpass.hooks.collector import Collector
     from precisionpass.ops.arguments import AttentionArguments, Gradients, Saved
 
-__all__ = ["backward", "forward", "magnitudes", "supports"]
+__all__ = ["backward", "chosen", "forward", "magnitudes", "supports"]
 
 WIDEST_TWO_LEVEL = 128  # wider, a second accumulator does not fit the registers
 ROWS_AT_A_TIME = 32
@@ -54,6 +55,9 @@ def forward(arguments: AttentionArguments) -> tuple[Tensor, Tensor, Tensor, Tens
         plan = Plan(arguments)
         if probabilities.numel():
             _write_probabilities(plan, probabilities)
+        if hopper.refusal(plan) is None:
+            hopper.forward(launch, plan, output, residual, lse, row_max)
+            return output, residual, lse, _largest(arguments, row_max, q), probabilities
         if arguments.products.any:
             quantise_operands(plan, launch)
         tile = plan.tile(tuning.FORWARD)
@@ -148,7 +152,8 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
     """(dq, dk, dv, dbias, dsinks, [dscore_input, ...]) in the inputs' formats and shapes; [0] where not needed.
 
-    Every sum has a fixed order: the same inputs give the same bits.
+    Every sum has a fixed order: the same inputs give the same bits, but for dQ by the Hopper kernels where
+    `deterministic` is off.
     """
     needs_q, needs_k, needs_v, needs_bias, needs_sinks, *needs_inputs = gradients.needs
     q, k, v = arguments.q, arguments.k, arguments.v
@@ -160,10 +165,17 @@ def backward(
         upstream = gradients.output
         if plan.variant["descriptors"] and not describable(upstream):
             upstream = heads_last(q, saved.output.shape, q.dtype).copy_(upstream)
-        rows = RowStatistics(plan, gradients, saved, upstream, collector is not None and collector.wants("delta_bias"))
+        by_hopper = hopper.backward_refusal(plan) is None
+        records = collector is not None and collector.wants("delta_bias")
+        rows = RowStatistics(plan, gradients, saved, upstream, records=records, first=by_hopper)
         dk, dv, dq, dbias = nothing, nothing, nothing, nothing
         if not rows.made_by_query:
             _prepare(plan, rows)
+        if by_hopper:
+            dq, dk, dv = hopper.backward(launch, plan, rows, gradients.needs)
+            if collector is not None:
+                record(collector, rows)
+            return dq, dk if needs_k else nothing, dv if needs_v else nothing, nothing, nothing, []
         if needs_q:  # first: it may make the rows' statistics on its way
             dq = heads_last(q, q.shape, q.dtype)
             _launch_query(plan, rows, dq)

@@ -68,14 +68,16 @@ def describable(tensor: Tensor) -> bool:
     return all(stride > 0 and stride * size % 16 == 0 for stride in steps)
 
 
+def aligned_strides(tensor: Tensor) -> list[int]:
+    """Strides of a describable [B, H, S, W], in multiples of 16 bytes along axes of one element too."""
+    aligned = max(16 // tensor.element_size(), 1)
+    steps = zip(tensor.shape[:3], tensor.stride()[:3], strict=True)
+    return [*(stride if length > 1 else aligned for length, stride in steps), 1]
+
+
 def described(tensor: Tensor, rows: int, width: int) -> TensorDescriptor:
     """A descriptor of [B, H, S, W] that moves `rows` rows of one head at a time."""
-    size = tensor.element_size()
-    aligned = max(16 // size, 1)
-    strides = [
-        stride if length > 1 else aligned for length, stride in zip(tensor.shape[:3], tensor.stride()[:3], strict=True)
-    ]
-    return TensorDescriptor(tensor, list(tensor.shape), [*strides, 1], [1, 1, rows, width])
+    return TensorDescriptor(tensor, list(tensor.shape), aligned_strides(tensor), [1, 1, rows, width])
 
 
 def _readable(mask: Tensor | None) -> Tensor | None:

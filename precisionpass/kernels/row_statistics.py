@@ -20,12 +20,14 @@ ROWS_PADDED = 128
 class RowStatistics:
     """FP32 statistics of each row that every kernel of the backward reads, and which heads hold a dead row.
 
-    Where figures are recorded, also what the kernel of dQ leaves of each row.
+    records: also what the kernel of dQ leaves of each row. first: they are to be made before any other kernel runs.
 
     [B, H, Sq padded to a multiple of the longest tile]: kernels load whole, aligned tiles and test for no end.
     """
 
-    def __init__(self, plan: Plan, gradients: Gradients, saved: Saved, upstream: Tensor, records: bool) -> None:
+    def __init__(
+        self, plan: Plan, gradients: Gradients, saved: Saved, upstream: Tensor, *, records: bool, first: bool
+    ) -> None:
         arguments = plan.arguments
         self.arguments, self.saved, self.upstream = arguments, saved, upstream
         self.residual = saved.residual if arguments.delta == "residual" and saved.has_residual else None
@@ -35,7 +37,7 @@ class RowStatistics:
         self.lse_gradient = gradients.lse.to(torch.float32).contiguous() if gradients.lse is not None else None
         nan, self.corrected = plan.variant["dead_rows_nan"], Variant(**plan.variant).corrected
         covers = plan.tile(tuning.QUERY).query_block >= plan.tile(tuning.KEY_VALUE).query_block
-        apart = self.recompute or self.corrected or nan or arguments.packed
+        apart = first or self.recompute or self.corrected or nan or arguments.packed
         self.made_by_query = gradients.needs[0] and covers and not apart
         self.settings = {"residual": self.residual is not None, "log_sum_gradient": self.lse_gradient is not None}
         self.padded_count = -(-plan.query_count // ROWS_PADDED) * ROWS_PADDED

@@ -70,17 +70,20 @@ def without_keys_is_zero(arguments: AttentionArguments) -> AttentionArguments:
 def kernels_for(arguments: AttentionArguments, needs: tuple[bool, ...] = ()) -> ModuleType | None:
     """The Triton implementation if it is to compute this call, None for the reference. ``needs``: of a backward.
 
-    Raises ArgumentError where ``implementation="triton"`` was asked for and cannot be had.
+    Raises ArgumentError where ``implementation="triton"`` or ``"hopper"`` was asked for and cannot be had; a backward
+    is one for all GPUs.
     """
     if arguments.implementation == "reference":
         return None
     kernels = triton_kernels("attention") if arguments.q.device.type in DEVICES["triton"] else None
     reason = "there is no Triton kernel for this device" if kernels is None else kernels.supports(arguments, needs)
+    if reason is None and arguments.implementation == "hopper" and not needs:
+        _, reason = kernels.chosen(arguments)
     if reason is None:
         return kernels
-    if arguments.implementation == "triton":
+    if arguments.implementation in ("triton", "hopper"):
         raise ArgumentError(
-            'attention: implementation="triton" cannot compute this call',
+            f'attention: implementation="{arguments.implementation}" cannot compute this call',
             where="implementation",
             why=reason,
             fix='implementation="auto" falls back to the reference',

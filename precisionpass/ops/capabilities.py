@@ -15,7 +15,7 @@ CHOICES = {
     "grad_clip_kind": ("none", "value", "norm"),
     "on_nonfinite": ("keep", "zero", "raise"),
     "probabilities": ("none", "softmax", "dropped"),
-    "implementation": ("auto", "reference", "triton"),
+    "implementation": ("auto", "reference", "triton", "hopper"),
 }
 """The values of each argument that is a word."""
 

@@ -169,14 +169,15 @@ def _asks(condition: Condition, kind: str) -> bool:
 
 def _without_kernel(rule: Rule, device: str) -> Iterator[RulesProblem]:
     """PP206: a rule that asks for the kernels where no site can be on a GPU."""
-    if _given(rule).get("implementation") != "triton":
+    asked = _given(rule).get("implementation")
+    if asked not in ("triton", "hopper"):
         return
     on_a_gpu = ("==", ("fact", "device"), ("constant", "cuda"))
     if never(("and", _condition(_match(rule)), on_a_gpu)):
-        message = "asks for implementation: triton, and its condition holds on no GPU, which the kernels need"
+        message = f"asks for implementation: {asked}, and its condition holds on no GPU, which the kernels need"
         yield _problem(rule, "PP206", message, "where")
     elif device not in ("", "cuda") and not never(("and", _condition(_match(rule)), _is_on(device))):
-        yield _problem(rule, "PP206", f"asks for implementation: triton, whose kernels need a GPU, on {shown(device)}")
+        yield _problem(rule, "PP206", f"asks for implementation: {asked}, whose kernels need a GPU, on {shown(device)}")
 
 
 def _is_on(device: str) -> tuple:

@@ -22,7 +22,6 @@ NOT_YET_PRODUCTS = {
 NOT_YET_VALUES = {
     ("op", "linear"): "linear layers stay as they are",
     ("recipe", "delayed"): 'write "current"',
-    ("implementation", "hopper"): 'write "auto" or "triton"',
 }
 # preset -> why it cannot be used
 NOT_YET_PRESETS = {"fp8-linear": "linear layers in FP8 have not landed"}

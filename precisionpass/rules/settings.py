@@ -28,9 +28,11 @@ from precisionpass.rules.own import is_own, own_or, schema_of
 
 OPS = ("attention", "softmax", "log_softmax", "layer_norm", "rms_norm")
 ATTENTION = ("attention",)
-IMPLEMENTATIONS = ("auto", "triton", "reference", "keep")
+IMPLEMENTATIONS = ("auto", "hopper", "triton", "reference", "keep")
 Implementation = Annotated[
-    Literal["auto", "triton", "reference", "keep"], WrapValidator(own_or), WithJsonSchema(schema_of(IMPLEMENTATIONS))
+    Literal["auto", "hopper", "triton", "reference", "keep"],
+    WrapValidator(own_or),
+    WithJsonSchema(schema_of(IMPLEMENTATIONS)),
 ]
 
 
@@ -39,9 +41,9 @@ class Apply(Checked):
 
     implementation: Implementation = Field(
         default="auto",
-        description="Who computes the site. auto: the fastest that can. triton: the GPU kernels. reference: plain "
-        "PyTorch, slow and exact, the specification. keep: leave the site as it is. own.NAME: an action passed from "
-        "Python.",
+        description="Who computes the site. auto: the fastest that can. triton: the kernels for every GPU. hopper: "
+        "those for Hopper GPUs, of attention. reference: plain PyTorch, slow and exact, the specification. keep: leave "
+        "the site as it is. own.NAME: an action passed from Python.",
     )
     lowering: Literal["auto", "inline", "kernel"] = Field(
         default="auto",
@@ -153,6 +155,7 @@ _ROWWISE = ("softmax", "log_softmax", "layer_norm", "rms_norm")
 _ONLY_VALUES = {
     ("lowering", "inline"): _ROWWISE,
     ("statistics", "float64"): _ROWWISE,
+    ("implementation", "hopper"): ATTENTION,
 }
 _NEVER_NUMERIC = {"implementation", "lowering", "deterministic", "probabilities", "on_missing_fp8", "record"}
 
@@ -170,7 +173,7 @@ def has(kind: str, setting: str, value: Any = None) -> bool:
     implementation: keep and actions.
     """
     if is_own(kind):
-        return setting == "implementation" and value not in ("auto", "triton", "reference")
+        return setting == "implementation" and value not in ("auto", "hopper", "triton", "reference")
     return kind in belongs_to(setting, value)
 
 

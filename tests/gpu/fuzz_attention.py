@@ -1,10 +1,10 @@
 """Random shapes and masks over a bounded number of binaries, against float64, forward and backward.
 
-    python tests/gpu/fuzz_attention.py [--count 2000] [--seed 0] [--seconds 600] [--processes 8]
+    python tests/gpu/fuzz_attention.py [--count 2000] [--seed 0] [--seconds 600] [--processes 8] [--hopper]
 
 Kinds (bounds, mask, bias, groups, dropout ...) come from a short list, so that few kernels are compiled; lengths, head
 counts and inputs are random. Compiling takes most of the time, so processes share it. Prints every fault with the
-number that draws it again.
+number that draws it again. --hopper: by the Hopper kernels, dQ in one pass with dK and dV every other time.
 """
 
 from __future__ import annotations
@@ -40,16 +40,21 @@ KINDS: list[dict] = [
     {"packed": True, "causal": "bottom_right", "window_left": 40},
 ]
 
+HOPPER_KINDS = KINDS[:5]
 
-def draw(source: random.Random) -> Case:
+
+def draw(source: random.Random, hopper: bool) -> Case:
     """One attention: a kind, and sizes of every sort."""
-    settings = dict(source.choice(KINDS))
+    settings = dict(source.choice(HOPPER_KINDS if hopper else KINDS))
     shape = {
         "batch": source.randint(1, 3),
         "width": source.choice([64, 64, 128]),
         "rows": source.choice([1, 2, 17, 63, 64, 65, 127, 128, 129, source.randint(1, 700)]),
         "size": source.choice([0.1, 1.0, 1.0, 4.0]),
     }
+    if hopper:
+        settings |= {"implementation": "hopper", "deterministic": source.random() < 0.5}
+        shape["rows"] = source.choice([65, 127, 128, 129, 192, source.randint(65, 900)])
     shape["keys"] = source.choice([shape["rows"], shape["rows"], source.randint(1, 700)])
     shape["key_heads"] = source.randint(1, 3)
     shape["heads"] = shape["key_heads"] * source.choice([1, 1, 2, 4])
@@ -67,11 +72,11 @@ def draw(source: random.Random) -> Case:
     return Case(**shape, tensors=tensors, settings=settings)
 
 
-def check(number: int, deadline: float) -> tuple[float, str]:
+def check(number: int, deadline: float, hopper: bool) -> tuple[float, str]:
     """The largest error of one drawn attention in roundings, and what was wrong; (-1, "") once time is up."""
     if time.time() > deadline:
         return -1.0, ""
-    case = draw(random.Random(number))
+    case = draw(random.Random(number), hopper)
     errors = disagreements(case, torch.bfloat16, "cuda")
     wrong = not all(value < 3 for value in errors.values())
     return max(errors.values()), f"FAULT number {number}: {case} {errors}" if wrong else ""
@@ -83,12 +88,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--processes", type=int, default=8)
+    parser.add_argument("--hopper", action="store_true", help="the Hopper kernels alone")
     options = parser.parse_args()
     numbers = [options.seed * 1_000_003 + index for index in range(options.count)]
     begin = time.time()
-    deadlines = [begin + options.seconds] * len(numbers)
+    deadlines, hopper = [begin + options.seconds] * len(numbers), [options.hopper] * len(numbers)
     with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
-        results = [result for result in pool.map(check, numbers, deadlines) if result[0] >= 0]
+        results = [result for result in pool.map(check, numbers, deadlines, hopper) if result[0] >= 0]
     for _, fault in results:
         if fault:
             print(fault)

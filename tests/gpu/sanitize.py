@@ -24,18 +24,23 @@ NAMES = (
     "latent, 192 and 128", "bias, causal", "mask of documents", "mask of documents, tails, causal", "softcap",
     "sinks by head", "dropout, grouped, bias", "recompute", "decode, many keys", "one key",
 )  # fmt: skip
+HOPPER_NAMES = ("causal, any length", "any lengths, 64 wide", "bottom_right, more keys", "grouped", "window, two sides")
 
 
 def attend() -> int:
     """Every case forward and backward, against float64; the number of wrong ones."""
     import torch
 
+    from tests.gpu.test_hopper import CASES as HOPPER_CASES
+    from tests.gpu.test_hopper import HOPPER
     from tests.kernels.agreement import disagreements
     from tests.kernels.cases import CASES
 
+    chosen = {name: CASES[name] for name in NAMES}
+    chosen |= {f"Hopper, {name}": HOPPER_CASES[name] for name in HOPPER_NAMES if HOPPER}
     wrong = 0
-    for name in NAMES:
-        errors = disagreements(CASES[name], torch.bfloat16, "cuda")
+    for name, case in chosen.items():
+        errors = disagreements(case, torch.bfloat16, "cuda")
         torch.cuda.synchronize()
         wrong += not all(value < 3 for value in errors.values())
         print(f"{name}: {max(errors.values()):.2f} roundings", flush=True)

@@ -20,9 +20,14 @@ def on_gpu(case: Case) -> Case:
     return Case(case.name, **tensors, causal=case.causal, mask=mask)
 
 
-def kernels(**settings):
+def kernels(implementation="triton", **settings):
     """The op, held to the kernels."""
-    return through_op(torch.ops.precisionpass.attention, implementation="triton", **settings)
+    return through_op(torch.ops.precisionpass.attention, implementation=implementation, **settings)
+
+
+def skip_where_there_are_none(implementation: str, case: Case) -> None:
+    if implementation == "hopper" and (torch.cuda.get_device_capability() != (9, 0) or case.mask is not None):
+        pytest.skip("no Hopper GPU, or a mask")
 
 
 def over_budget(measured: Measured, *, sharp: bool) -> dict[str, tuple[float, float]]:
@@ -34,24 +39,28 @@ def over_budget(measured: Measured, *, sharp: bool) -> dict[str, tuple[float, fl
     return over
 
 
+@pytest.mark.parametrize("implementation", ["triton", "hopper"])
 @pytest.mark.parametrize("delta", ["residual", "recompute"])
 @pytest.mark.parametrize("name", generators.SHARP | generators.WIDE)
-def test_the_kernels_keep_every_budget(name, delta):
+def test_the_kernels_keep_every_budget(name, delta, implementation):
     for seed in SEEDS:
         case = on_gpu((generators.SHARP | generators.WIDE)[name](seed))
-        measured = measure(case, kernels(delta=delta)(case))
+        skip_where_there_are_none(implementation, case)
+        measured = measure(case, kernels(implementation, delta=delta)(case))
         print(name, delta, seed, measured)
         assert over_budget(measured, sharp=name in generators.SHARP) == {}
 
 
+@pytest.mark.parametrize("implementation", ["triton", "hopper"])
 @pytest.mark.parametrize(("width", "length"), [(128, 128), (64, 4096), (128, 4096)])
 @pytest.mark.parametrize("name", generators.SHARP | generators.WIDE)
-def test_longer_and_wider_they_keep_them_too(name, width, length, monkeypatch):
+def test_longer_and_wider_they_keep_them_too(name, width, length, implementation, monkeypatch):
     """The same constructions at other sizes; the scale stays 1/8, so that a sink scores the same."""
     monkeypatch.setattr(generators, "WIDTH", width)
     monkeypatch.setattr(generators, "LENGTH", length)
     case = on_gpu((generators.SHARP | generators.WIDE)[name](0, sequences=32 if length == 128 else 4))
-    measured = measure(case, kernels()(case))
+    skip_where_there_are_none(implementation, case)
+    measured = measure(case, kernels(implementation)(case))
     print(name, width, length, measured)
     assert over_budget(measured, sharp=name in generators.SHARP) == {}
 

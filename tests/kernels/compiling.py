@@ -137,5 +137,5 @@ def example(
         cu_seqlens_q=torch.tensor([0, rows // 2, rows], dtype=torch.int32) if packed else None,
         cu_seqlens_k=torch.tensor([0, keys // 3, keys], dtype=torch.int32) if packed else None,
         dropout_p=0.1 if dropout else 0.0,
-        scale=width**-0.5, save_residual=True, **settings,
+        **{"scale": width**-0.5, "save_residual": True} | settings,
     )  # fmt: skip

@@ -29,6 +29,7 @@ def kernels(monkeypatch):
 
     stand_in = SimpleNamespace(
         supports=lambda arguments, needs: "no softcap here" if arguments.softcap else None,
+        chosen=lambda arguments: ("triton", "no clip here") if arguments.output_clip else ("hopper", None),
         forward=forward,
         backward=backward,
     )
@@ -50,6 +51,13 @@ def test_the_kernels_compute_what_they_support(kernels):
     for one, two in zip(results, run(implementation="reference", grad_clip=0.5, grad_clip_kind="value"), strict=True):
         assert torch.equal(one, two)
     assert kernels == ["forward", "backward"]
+
+
+def test_the_hopper_kernels_are_asked_for_the_forward_and_the_portable_ones_do_the_backward(kernels):
+    run(implementation="hopper")
+    assert kernels == ["forward", "backward"]
+    with pytest.raises(ValueError, match="why: no clip here"):
+        run(implementation="hopper", output_clip=1.0)
 
 
 def test_the_reference_computes_the_rest(kernels):

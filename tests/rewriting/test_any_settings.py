@@ -16,7 +16,7 @@ from precisionpass.rules.settings import belongs_to
 
 EXAMPLES = max(25, int(os.environ.get("PRECISIONPASS_MUTATIONS", "0")) // 10)
 CHOICES = {
-    "implementation": ["auto", "reference", "keep", "triton"],
+    "implementation": ["auto", "reference", "keep", "triton", "hopper"],
     "lowering": ["auto", "inline", "kernel"],
     "deterministic": [True, False],
     "statistics": ["float32", "float64"],

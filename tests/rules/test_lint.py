@@ -161,8 +161,9 @@ TRITON = {"implementation": "triton"}
     (None, "mps", 'whose kernels need a GPU, on "mps"'),
 ])  # fmt: skip
 def test_kernels_without_a_gpu(where, device, message):
-    (problem,) = lint(load([rule("r", TRITON, where=where)]), None, device)
-    assert (problem.code, problem.message.partition("triton, ")[2]) == ("PP206", message)
+    for name in ("triton", "hopper"):
+        (problem,) = lint(load([rule("r", {"implementation": name}, where=where)]), None, device)
+        assert (problem.code, problem.message.partition(f"{name}, ")[2]) == ("PP206", message)
 
 
 @pytest.mark.parametrize(("where", "device"), [

@@ -14,7 +14,7 @@ SETTINGS = {
     "kv_cache": "fp8_e4m3",
     "mask_dtype": "float32",
 }
-VALUES = {("implementation", "hopper"), ("op", "linear"), ("recipe", "delayed")}
+VALUES = {("op", "linear"), ("recipe", "delayed")}
 
 
 def test_they_are_all_here():
