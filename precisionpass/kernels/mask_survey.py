@@ -20,7 +20,7 @@ from precisionpass.kernels.variant import Strides
 NOTHING, MIXED, EVERYTHING = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 HEADER = tl.constexpr(2)  # first and end of the blocks that hold something, then the kind of each, then one to spare
 AT_A_TIME = 1 << 14  # bytes of the mask: 64 a thread
-AT_A_TIME_BY_KEY = 1 << 16  # 8 a thread, 32 times
+AT_A_TIME_BY_KEY = 1 << 15  # 4 a thread, 32 times
 WORD = 64  # bits
 
 
