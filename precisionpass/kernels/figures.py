@@ -119,11 +119,12 @@ def magnitudes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]
     Of 4-D tensors with any strides; each is read once.
     """
     results = torch.zeros(len(tensors), 2, dtype=torch.int32, device=next(iter(tensors.values())).device)
-    for result, tensor in zip(results, tensors.values(), strict=True):
-        batch, heads, length, width = tensor.shape
-        magnitude[(batch * heads * triton.cdiv(length, ROWS_AT_A_TIME),)](
-            tensor, strides_of(tensor), result, heads, length,
-            COLUMNS=width, WIDTH=padded(width), ROWS=ROWS_AT_A_TIME, num_warps=4,
-        )  # fmt: skip
+    with torch.cuda.device_of(results):
+        for result, tensor in zip(results, tensors.values(), strict=True):
+            batch, heads, length, width = tensor.shape
+            magnitude[(batch * heads * triton.cdiv(length, ROWS_AT_A_TIME),)](
+                tensor, strides_of(tensor), result, heads, length,
+                COLUMNS=width, WIDTH=padded(width), ROWS=ROWS_AT_A_TIME, num_warps=4,
+            )  # fmt: skip
     largest = results[:, 0].view(torch.float32)
     return {name: (largest[place], results[place, 1]) for place, name in enumerate(tensors)}
