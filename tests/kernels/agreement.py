@@ -31,7 +31,7 @@ def kept_mask(arguments: AttentionArguments) -> Tensor | None:
 
 def error(found: Tensor, truth: Tensor, floor: float = 0.0) -> float:
     """The norm of the error relative to the truth's, or to `floor`; infinite where NaN stands in other places."""
-    found, truth = found.double(), truth.double()
+    found, truth = found.detach().double(), truth.detach().double()
     if not torch.equal(found.isnan(), truth.isnan()):
         return float("inf")
     difference = (found - truth).nan_to_num(0.0)
