@@ -22,7 +22,7 @@ ATTENTIONS = {
     "full, 64 wide, fused": ({"width": 64, "deterministic": False}, FUSED),
     "causal, 64 wide, inference": ({"width": 64, "causal": "top_left", "save_residual": False}, None),
     "window, bottom_right, any lengths, grouped": (
-        {"width": 64, "causal": "bottom_right", "window_left": 90, "rows": 200, "keys": 333, "key_heads": 1}, SEPARATE
+        {"width": 64, "causal": "bottom_right", "window_left": 90, "rows": 200, "keys": 333, "key_heads": 1}, None
     ),
 }  # fmt: skip
 STACK_LIMIT = 512  # addresses and counters of a tile, kept outside of the loop over keys

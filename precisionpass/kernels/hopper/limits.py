@@ -111,7 +111,7 @@ def _features(arguments: AttentionArguments) -> str | None:
         "a score expression": arguments.score != "s",
         "softcap": arguments.softcap > 0,
         "logit clipping": arguments.logit_clip != "none",
-        "FP8 products": bool(arguments.matmul),
+        "FP8 products": arguments.products.any,
         "output clipping": arguments.output_clip > 0,
         "row_max_shift": bool(arguments.row_max_shift),
         "normaliser: float32": arguments.normaliser != "rounded",
