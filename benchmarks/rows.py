@@ -108,9 +108,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("."))
     options = parser.parse_args()
     report = machine()
-    rows = [row for columns in options.columns for row in measure(columns, options.milliseconds)]
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "rows.json").write_text(json.dumps(report | {"rows": rows}, indent=1))
+    rows = []
+    for columns in options.columns:
+        rows += measure(columns, options.milliseconds)
+        (options.out / "rows.json").write_text(json.dumps(report | {"rows": rows}, indent=1))
     names = ("ours", "eager", "inductor", "liger")
     label = "{operation}\n{columns}".format_map
     draw(rows, names, label, "share of copy bandwidth", options.out / "rows.png")
