@@ -165,8 +165,8 @@ def backward(
         upstream = gradients.output
         if plan.variant["descriptors"] and not describable(upstream):
             upstream = heads_last(q, saved.output.shape, q.dtype).copy_(upstream)
-        by_hopper = hopper.backward_refusal(plan) is None
         records = collector is not None and collector.wants("delta_bias")
+        by_hopper = not records and hopper.backward_refusal(plan) is None  # it leaves no rowsum dS
         rows = RowStatistics(plan, gradients, saved, upstream, records=records, first=by_hopper)
         dk, dv, dq, dbias = nothing, nothing, nothing, nothing
         if not rows.made_by_query:

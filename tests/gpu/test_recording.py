@@ -64,6 +64,19 @@ def test_no_bit_changes_and_nothing_waits_for_the_device():
     assert figures["max_logit"] == pytest.approx(float(scores.max()), rel=1e-4)
 
 
+def test_the_bias_is_recorded_where_kernels_of_one_gpu_generation_compute_otherwise():
+    """4096 rows of 128: on Hopper GPUs other kernels, which leave no row sums."""
+    inputs = [torch.randn(1, 4096, 4, 128, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(3)]
+    inputs = [part.requires_grad_() for part in inputs]
+    found = []
+    for implementation in ("auto", "triton"):
+        recorder = Recorder()
+        handle = recorder.handle("site", ["delta_bias"])
+        step(inputs, torch.ones_like(inputs[0]), record=handle, implementation=implementation, delta="output")
+        found.append(Monitor(recorder).read()["site"]["delta_bias"])
+    assert 0 < found[0] == pytest.approx(found[1], rel=1e-3)
+
+
 def test_an_escalation_tells_without_waiting():
     recorder = Recorder()
     handle = recorder.handle("site", ["delta_bias"])
