@@ -6,6 +6,8 @@ ADVICE = {
     # kept and refused sites
     "no_rule": "write a rule whose match holds here; the module's name and the facts are what it can ask about.",
     "rule_keeps": "take implementation: keep out of the rule above, or put a rule with other settings before it.",
+    "recorded": "add implementation: auto, or what is to be changed, to the rule that records.",
+    "not_recorded": "let the site be rewritten: its op records by itself.",
     "unused": "let the model read its result, or leave it out of the model; nothing is lost as it is.",
     "already_satisfied": "write lowering: kernel. What the rules ask for is so already.",
     "contradiction": "let one of the two rules named match fewer sites, or give the upper one the other's setting too.",
