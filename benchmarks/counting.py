@@ -67,7 +67,8 @@ class Counting(TorchDispatchMode):
             return frozenset({("probabilities", next(self.numbers))}) if "scores" in named[0] else frozenset()
         if kind is aten.mean and "square" in named[0]:
             return frozenset({("mean square", next(self.numbers))})
-        if (kind is aten.pow and args[1:] == (2,)) or (kind is aten.mul and len(tensors) == 2 and args[0] is args[1]):
+        squared = kind is aten.pow and len(tensors) == 1 and args[1:] == (2,)
+        if squared or (kind is aten.mul and len(tensors) == 2 and args[0] is args[1]):
             return frozenset({("square", next(self.numbers))})
         if kind in ROOTS:
             return frozenset({("root", number) for what, number in together if what in ("mean square", "root")})

@@ -26,7 +26,7 @@ def test_two_layers_of_each_family(name, attention):
 
 
 def test_what_is_no_attention():
-    """A gate over experts, a softmax of scores that meets no values, probabilities mixed over the heads."""
+    """A gate over experts, powers by a tensor, a softmax of scores that meets no values, mixed probabilities."""
 
     class Model(torch.nn.Module):
         def __init__(self):
@@ -34,7 +34,7 @@ def test_what_is_no_attention():
             self.gate, self.mix = torch.nn.Linear(8, 4), torch.nn.Linear(3, 3, bias=False)
 
         def forward(self, x, experts):
-            chosen = self.gate(x).softmax(-1) @ experts
+            chosen = self.gate(x).softmax(-1) @ experts ** torch.ones(8)
             weights = (x @ x.mT).softmax(-1)
             return chosen, weights, self.mix(weights.permute(1, 2, 0))
 

@@ -114,7 +114,7 @@ def _assemble(anchor: SoftmaxAnchor, walk: Walk, writes: tuple[fx.Node, ...]) ->
     probabilities = _Probabilities(anchor.output, scores.layout)
     value = _follow_to_values(probabilities, axes, keys, scores.before if scores.sink else None)
     if anchor.sink is not None:
-        scores.take_sink(anchor.sink)
+        scores.take_sink(anchor.sink, keys)
     for each in probabilities.zeroed:
         exclude(scores, each)
     operation = operands.assemble(

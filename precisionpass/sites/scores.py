@@ -200,11 +200,14 @@ class Scores:
             raise Refused("no_query_key_product", "scores put at some places")
         return mask
 
-    def take_sink(self, sink: fx.Node | float) -> None:
-        """A logit whose exponential is added to the sum over the last of the scores' dimensions or another."""
+    def take_sink(self, sink: fx.Node | float, keys: Sequence[int] = ()) -> None:
+        """A logit whose exponential is added to the sum over the keys, one for all of them."""
         if self.sink is not None:
             raise Refused("no_query_key_product", "scores joined with others")
-        self.sink = (sink, self.aligned(sink) if isinstance(sink, fx.Node) else ())
+        layout = self.aligned(sink) if isinstance(sink, fx.Node) else ()
+        if any(axis in keys for dim in layout for axis in dim):
+            raise Refused("weighted_normaliser", "each key is divided by another sum")
+        self.sink = (sink, layout)
 
     def _join_sink(self, node: fx.Node, carrier: fx.Node) -> None:
         """Further columns beside the scores, which the softmax sees and V does not."""

@@ -196,6 +196,11 @@ def the_other_column(q, k, v):
     return F.pad(scores(q, k), (1, 0)).softmax(-1)[..., :-1] @ v
 
 
+def another_sum_for_each_key(q, k, v):
+    e = scores(q, k).exp()
+    return e / (e.sum(-1, keepdim=True) + torch.linspace(0, 1, S).exp()) @ v
+
+
 def numbers_for_nan(q, k, v):
     return scores(q, k).masked_fill(~LOWER.flip(0), -math.inf).softmax(-1).nan_to_num(1.0) @ v
 
@@ -206,6 +211,7 @@ NONE = {
     another_mask_than_the_scores: "mixed_after_softmax",
     sums_of_other_rows: "no_value_product",
     the_other_column: "mixed_after_softmax",
+    another_sum_for_each_key: "weighted_normaliser",
     numbers_for_nan: "mixed_after_softmax",
 }
 
