@@ -95,6 +95,8 @@ def _written_out(found: Normalised, writes: tuple[fx.Node, ...]) -> Site | None:
     operation = Rowwise(x, found.output, moment.dims, eps=found.root.eps)
     if weight is not None:
         weight, offset = _weight(weight, operation, kind == "rms_norm")
+        if weight is None and found.weight is not None:
+            return None
         if weight is None:
             raise Refused("other_tensor", "the weight is not one of the normalised dimensions")
         operation = replace(operation, weight=weight, weight_offset=offset)

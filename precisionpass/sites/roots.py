@@ -70,9 +70,8 @@ def _weighted(node) -> Iterator[tuple[object, fx.Node | None]]:
     yield node, None
     bare = uncast(node)
     if graph.packet(bare) is aten.mul and all(map(graph.is_tensor, bare.args[:2])):
-        for inverse, weight in (bare.args[:2], bare.args[1::-1]):
-            if len(graph.shape(uncast(weight))) < len(graph.shape(bare)):
-                yield inverse, weight  # type: ignore[misc]
+        yield bare.args[:2]  # type: ignore[misc]
+        yield bare.args[1::-1]  # type: ignore[misc]
 
 
 def _inverse_root(node) -> Root | None:

@@ -113,3 +113,19 @@ def test_a_finite_fill_over_a_causal_mask(mask_shape):
     inputs = [torch.randn(1, 1, n, 4, requires_grad=True) for n in (2, 3, 3)]
     report = against_eager(call, (*inputs, mask), rewritten={"attention": 1})
     assert not report.sites[0].facts["causal"]
+
+
+def test_a_weight_in_the_root_over_all_dimensions():
+    def call(x, weight):
+        return x * (torch.rsqrt((x * x).mean((0, 1), keepdim=True) + 1e-5) * weight)
+
+    inputs = (torch.randn(2, 7, requires_grad=True), torch.randn(2, 7, requires_grad=True))
+    against_eager(call, inputs, rules=KERNEL, rewritten={"rms_norm": 1})
+
+
+def test_a_gate_in_the_root_is_no_weight():
+    def call(x, gate):
+        return x * (torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5) * gate)
+
+    inputs = (torch.randn(2, 7, requires_grad=True), torch.randn(2, 7, requires_grad=True))
+    against_eager(call, inputs, rules=KERNEL, rewritten={})
