@@ -42,9 +42,9 @@ def row_delta(
         precise = residual_code.decode(value, steps)
     else:
         precise = value.to(tl.float32)
-    products = precise * gradient.to(tl.float32)
-    size = tl.sum(tl.abs(products), 1)
-    delta = tl.sum(products, 1)
+    delta = tl.sum(precise * gradient.to(tl.float32), 1)
+    # A product of its own: one that delta shared could not be fused into its sum, and recording would change bits.
+    size = tl.sum(tl.abs(precise) * tl.abs(gradient.to(tl.float32)), 1)
     if VARIANT.log_sum_gradient:
         place = batch_head.to(tl.int64) * query_count + index
         delta -= tl.load(log_sum_gradient + place, mask=index < query_count, other=0.0)

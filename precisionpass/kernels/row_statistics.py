@@ -46,9 +46,10 @@ class RowStatistics:
         self.shift = torch.empty_like(self.delta)
         self.correction = torch.empty_like(self.delta) if self.corrected else None
         self.dead_heads = torch.zeros(shape[:2], dtype=torch.int32, device=upstream.device) if nan else None
-
-        self.sums = torch.zeros_like(self.delta) if records and gradients.needs[0] else None
-        self.sizes = torch.zeros_like(self.delta) if records and self.made_by_query else None
+        # Of packed sequences no kernel visits the rows past the last one.
+        made = torch.zeros_like if arguments.packed else torch.empty_like
+        self.sums = made(self.delta) if records and gradients.needs[0] else None
+        self.sizes = made(self.delta) if records and self.made_by_query else None
 
     def recorded(self) -> tuple[Tensor | None, Tensor | None]:
         """rowsum dS and rowsum |dO * O|, where the kernel of dQ is to leave them."""
