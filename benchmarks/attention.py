@@ -4,9 +4,9 @@
 
 BF16, 16k tokens, 2048 channels. Hot: no pauses, the candidates of a problem take turns, three rounds of 250 ms each,
 medians. TFLOP/s count 4*B*H*S*S*D for a forward, half of it if causal, 2.5 times it for a backward. "plain" is the same
-kernel without the method: normaliser of unrounded P, delta of the rounded output, no residual. "portable" is ours
-without the Hopper kernels, "hopper" by them, "fused" by them with deterministic: false. Compare inside one run only:
-clocks move between runs. Writes attention.json, and attention.png where matplotlib is installed.
+kernel without the method: normaliser of unrounded P, delta of the rounded output, no residual. "hopper" is ours by
+the Hopper kernels, "fused" so with deterministic: false. Compare inside one run only: clocks move between runs. Writes
+attention.json, and attention.png where matplotlib is installed.
 """
 
 from __future__ import annotations
@@ -91,14 +91,13 @@ def candidates(width: int, length: int, causal: bool, with_flex: bool) -> dict[s
     makers = {
         "ours": lambda: ours(*parts, causal),
         "plain": lambda: ours(*parts, causal, normaliser="float32", delta="output", save_residual=False),
-        "portable": lambda: ours(*parts, causal, implementation="triton"),
         "hopper": lambda: ours(*parts, causal, implementation="hopper"),
         "fused": lambda: ours(*parts, causal, implementation="hopper", deterministic=False),
         "flash": lambda: sdpa(*parts, causal, "flash"),
         "cuDNN": lambda: sdpa(*parts, causal, "cuDNN"),
     }
     if width not in (64, 128) or torch.cuda.get_device_capability() != (9, 0):
-        del makers["portable"], makers["hopper"], makers["fused"]
+        del makers["hopper"], makers["fused"]
     if with_flex:
         makers["flex"] = lambda: flex(*parts, causal)
     found = {}
@@ -135,7 +134,7 @@ def line(row: dict) -> str:
     """A row as text: TFLOP/s, and ours relative to each."""
     kind = "causal" if row["causal"] else "full"
     head = f"hd{row['width']:<4} S{row['length']:<6} {kind:<7} {row['direction']:<9}"
-    names = [name for name in ("ours", "plain", "portable", "hopper", "fused", "flash", "cuDNN", "flex") if name in row]
+    names = [name for name in ("ours", "plain", "hopper", "fused", "flash", "cuDNN", "flex") if name in row]
     cells = [f"ours {row['ours']:4.0f}"]
     cells += [f"{name} {row[name]:4.0f} ({row['ours'] / row[name]:.2f}x)" for name in names[1:]]
     return head + "  ".join(cells)

@@ -42,8 +42,8 @@ class Apply(Checked):
     implementation: Implementation = Field(
         default="auto",
         description="Who computes the site. auto: the fastest that can. triton: the kernels for every GPU. hopper: "
-        "those for Hopper GPUs, of attention. reference: plain PyTorch, slow and exact, the specification. keep: leave "
-        "the site as it is. own.NAME: an action passed from Python.",
+        "those for Hopper GPUs, of attention, which auto leaves alone. reference: plain PyTorch, slow and exact, the "
+        "specification. keep: leave the site as it is. own.NAME: an action passed from Python.",
     )
     lowering: Literal["auto", "inline", "kernel"] = Field(
         default="auto",

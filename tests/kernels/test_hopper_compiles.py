@@ -83,7 +83,7 @@ REFUSED = {
     "score": ({"score": "s * 2"}, "sm_90", "have not a score expression"),
     "float32 normaliser": ({"normaliser": "float32"}, "sm_90", "have not normaliser: float32"),
     "negative scale": ({"scale": -1.0}, "sm_90", "have not a scale that is not positive"),
-    "asked not to": ({"implementation": "triton"}, "sm_90", "asks for the portable kernels"),
+    "not asked for": ({"implementation": "auto"}, "sm_90", 'where implementation="hopper" asks for them'),
 }
 
 
@@ -95,36 +95,13 @@ def test_what_the_portable_kernels_do_and_why(name):
     assert chosen == "triton" and reason in said, said
 
 
-LONG = {"rows": 4096, "keys": 4096, "heads": 32, "width": 128}
-FASTER = {
-    "long": (LONG, None),
-    "long and causal": (LONG | {"causal": "top_left"}, None),
-    "narrow and long": (LONG | {"width": 64}, "as fast for narrow heads"),
-    "few keys": (LONG | {"keys": 2048}, "for fewer than 4096 keys"),
-    "few heads": (LONG | {"heads": 16}, "for under 4 tiles a multiprocessor"),
-    "window": (LONG | {"window_left": 64}, "for windows"),
-    "inference": (LONG | {"save_residual": False}, "without a residual"),
-}
-
-
-@pytest.mark.parametrize("name", FASTER)
-def test_auto_takes_them_where_they_are_faster_and_hopper_wherever_they_can(name):
-    settings, reason = FASTER[name]
-    with compiling_for("sm_90"):
-        chosen, said = attention.chosen(example(**settings))
-        assert attention.chosen(example(**settings, implementation="hopper")) == ("hopper", None)
-    assert (chosen, said) == ("hopper", None) if reason is None else chosen == "triton" and reason in said
-
-
 BACKWARD = {
-    "long": (LONG, None),
-    "narrow, in one pass": (LONG | {"width": 64, "deterministic": False}, None),
-    "narrow": (LONG | {"width": 64}, "where dQ has to repeat"),
-    "narrow, asked for": (LONG | {"width": 64, "implementation": "hopper"}, None),
-    "asked not to": (LONG | {"implementation": "triton"}, "asks for the portable kernels"),
-    "other widths": (LONG | {"value_width": 64}, "values as wide as keys"),
-    "dead rows": (LONG | {"dead_rows": "nan", "causal": "bottom_right", "keys": 4095}, "rows without a key 0"),
-    "returned probabilities": (LONG | {"probabilities": "softmax"}, "no gradient of the probabilities"),
+    "as the forward": ({}, None),
+    "in one pass": ({"deterministic": False}, None),
+    "not asked for": ({"implementation": "auto"}, 'where implementation="hopper" asks for them'),
+    "other widths": ({"value_width": 128}, "values as wide as keys"),
+    "dead rows": ({"dead_rows": "nan", "causal": "bottom_right", "keys": 255}, "rows without a key 0"),
+    "returned probabilities": ({"probabilities": "softmax"}, "no gradient of the probabilities"),
 }
 
 
@@ -132,7 +109,7 @@ BACKWARD = {
 def test_the_backward_is_chosen_by_itself(name):
     settings, reason = BACKWARD[name]
     with compiling_for("sm_90"):
-        said = hopper.backward_refusal(Plan(example(**settings)))
+        said = hopper.backward_refusal(Plan(example(**{"implementation": "hopper"} | settings)))
     assert said is None if reason is None else reason in said
 
 

@@ -56,14 +56,13 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv) in the inputs' formats and shapes; [0] where not needed. `rows` have shift and delta.
 
-    Where the attention need not be deterministic, dQ is added up in FP32 memory in one pass with dK and dV; not where
-    rowsum dS is recorded, which the kernel of dQ leaves.
+    Where the attention need not be deterministic, dQ is added up in FP32 memory in one pass with dK and dV.
     """
     q, k, v = plan.arguments.q, plan.arguments.k, plan.arguments.v
     needs_q, needs_keys = needs[0], needs[1] or needs[2]
     dq = heads_last(q, q.shape, q.dtype) if needs_q else q.new_empty(0)
     dk, dv = (heads_last(part, part.shape, part.dtype) if needs_keys else q.new_empty(0) for part in (k, v))
-    fused = needs_q and needs_keys and not plan.arguments.deterministic and rows.sums is None
+    fused = needs_q and needs_keys and not plan.arguments.deterministic
     if needs_q and not fused:
         _query_gradients(launch, plan, rows, dq)
     if needs_keys:
@@ -82,8 +81,8 @@ def _query_gradients(launch: Launch, plan: Plan, rows: RowStatistics, dq: Tensor
         query_gradients_hopper, tiles, _tile(schedule),
         _descriptor(arguments.q, height, plan.width), _descriptor(arguments.k, keys, plan.width),
         _descriptor(arguments.v, keys, plan.value_width), _descriptor(rows.upstream, height, plan.value_width),
-        rows.shift, rows.delta, rows.sums, rows.padded_count, _descriptor(dq, height, plan.width), *_numbers(plan),
-        SCHEDULE=schedule, VARIANT=_variant(plan, schedule, row_sums=rows.sums is not None),
+        rows.shift, rows.delta, rows.padded_count, _descriptor(dq, height, plan.width), *_numbers(plan),
+        SCHEDULE=schedule, VARIANT=_variant(plan, schedule),
     )  # fmt: skip
 
 

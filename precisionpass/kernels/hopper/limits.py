@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 SWITCH = "PRECISIONPASS_HOPPER"
 WIDTHS = (64, 128)
 FEW_ROWS = 64
-ROWS_OF_A_TILE = 128
-FEWEST_KEYS, FEWEST_ROUNDS = 4096, 4  # from here on clearly faster than the portable kernels (docs/kernels.md)
 VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
 TRIED = ((3, 6), (3, 7))
 GLUON = VERSION in TRIED
@@ -33,50 +31,23 @@ def chosen(arguments: AttentionArguments) -> tuple[str, str | None]:
 
 
 def refusal(plan: Plan) -> str | None:
-    """None where the Hopper forward computes this attention, else why the portable kernels do.
-
-    implementation="hopper" asks for it wherever it can; "auto" where it was measured to be the faster one.
-    """
+    """None where the Hopper forward computes this attention, else why the portable kernels do."""
     arguments = plan.arguments
-    if arguments.implementation == "triton":
-        return 'implementation="triton" asks for the portable kernels'
-    reason = _platform() or _shapes(plan) or _features(arguments)
-    if reason or arguments.implementation == "hopper":
-        return reason
-    if plan.widest == tuning.NARROW:
-        return "the portable forward is as fast for narrow heads"
-    return _slower(plan)
+    if arguments.implementation != "hopper":
+        return 'the Hopper kernels compute where implementation="hopper" asks for them: their bias is not measured yet'
+    return _platform() or _shapes(plan) or _features(arguments)
 
 
 def backward_refusal(plan: Plan) -> str | None:
     """None where the Hopper backward computes this attention, else why the portable kernels do."""
     arguments = plan.arguments
-    if arguments.implementation == "triton":
-        return 'implementation="triton" asks for the portable kernels'
     if plan.width != plan.value_width:
         return "the Hopper backward takes values as wide as keys"
     if arguments.probabilities != "none":
         return "the Hopper backward takes no gradient of the probabilities"
     if plan.variant["dead_rows_nan"]:
         return 'the Hopper backward gives rows without a key 0, not dead_rows="nan"'
-    if plan.widest == tuning.NARROW and arguments.deterministic and arguments.implementation != "hopper":
-        return "the portable backward is as fast for narrow heads where dQ has to repeat"
-    reason = _platform() or _shapes(plan) or _features(arguments)
-    return reason if reason or arguments.implementation == "hopper" else _slower(plan)
-
-
-def _slower(plan: Plan) -> str | None:
-    """Where the Hopper kernels were not measured to be clearly faster (docs/kernels.md)."""
-    if plan.left is not None:
-        return "the Hopper kernels were not measured to be faster for windows"
-    if not plan.arguments.keeps_residual:
-        return "the Hopper kernels were not measured to be faster without a residual"
-    if plan.key_count < FEWEST_KEYS:
-        return f"the Hopper kernels were not measured to be faster for fewer than {FEWEST_KEYS} keys"
-    tiles = -(-plan.query_count // ROWS_OF_A_TILE) * plan.batch * plan.heads
-    if tiles < FEWEST_ROUNDS * tuning.multiprocessors(plan.arguments.q.device):
-        return f"the Hopper kernels were not measured to be faster for under {FEWEST_ROUNDS} tiles a multiprocessor"
-    return None
+    return refusal(plan)
 
 
 def _platform() -> str | None:

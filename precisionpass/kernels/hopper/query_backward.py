@@ -1,4 +1,4 @@
-"""dQ for Hopper by blocks of rows, without a sum in memory, so that every bit repeats; rowsum dS where it is recorded.
+"""dQ for Hopper by blocks of rows, without a sum in memory, so that every bit repeats.
 
     P = exp(scale * Q K^T - lse)      dP = dO V^T      dS = P * (dP - delta)      dQ = scale * dS K
 
@@ -93,7 +93,7 @@ def probabilities(scores, shift, row, key_start, factor, sizes, VARIANT: gl.cons
 
 @gluon.jit
 def absorb(
-    query_sum, slope, row_sum, step, query_tile, gradient_tile, shift, delta, row, key_start, factor, memory, sizes,
+    query_sum, slope, step, query_tile, gradient_tile, shift, delta, row, key_start, factor, memory, sizes,
     SCHEDULE: gl.constexpr, VARIANT: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Add dS K of the block before, and make dS of the block that starts at `key_start`."""
@@ -108,16 +108,14 @@ def absorb(
     change = warpgroup_mma_wait(num_outstanding=1, deps=(change,))
     mbarrier.arrive(memory.value_free.index(next_place), count=1)
     next_slope = weights * (change - delta[:, None])
-    if VARIANT.row_sums:
-        row_sum += gl.sum(next_slope, 1)
     query_sum = warpgroup_mma_wait(num_outstanding=0, deps=(query_sum,))
     mbarrier.arrive(memory.key_free.index(place), count=1)
-    return query_sum, next_slope.to(slope.dtype), row_sum, step + 1
+    return query_sum, next_slope.to(slope.dtype), step + 1
 
 
 @gluon.jit
 def consume(
-    query_gradient, shift, delta, row_sums, padded_count, scale, memory, sizes,
+    query_gradient, shift, delta, padded_count, scale, memory, sizes,
     SCHEDULE: gl.constexpr, VARIANT: gl.constexpr, CONSUMER: gl.constexpr,
 ):  # fmt: skip
     """dQ of 64 rows, over their keys from the last block to the first."""
@@ -143,39 +141,35 @@ def consume(
     )  # fmt: skip
     change = warpgroup_mma_wait(num_outstanding=0, deps=(change,))
     mbarrier.arrive(memory.value_free.index(0), count=1)
-    slope = weights * (change - row_delta[:, None])
-    row_sum = gl.sum(slope, 1)
-    slope = slope.to(query_gradient.dtype)
+    slope = (weights * (change - row_delta[:, None])).to(query_gradient.dtype)
     query_sum = gl.zeros([ROWS, WIDTH], gl.float32, sum_layout)
     step = 0
     top = last
     if SCHEDULE.crossed:
         top = gl.maximum(gl.minimum(whole_end, last), first)
         for block in range(last - 1, top - 1, -1):
-            query_sum, slope, row_sum, step = absorb(
-                query_sum, slope, row_sum, step, query_tile, gradient_tile, row_shift, row_delta, row,
+            query_sum, slope, step = absorb(
+                query_sum, slope, step, query_tile, gradient_tile, row_shift, row_delta, row,
                 block * KEY_BLOCK, factor, memory, sizes, SCHEDULE, VARIANT, True,
             )  # fmt: skip
     bottom = first
     if VARIANT.left_bound:
         bottom = gl.maximum(gl.minimum(whole_first, top), first)
     for _ in range(bottom, top):
-        query_sum, slope, row_sum, step = absorb(
-            query_sum, slope, row_sum, step, query_tile, gradient_tile, row_shift, row_delta, row, 0,
+        query_sum, slope, step = absorb(
+            query_sum, slope, step, query_tile, gradient_tile, row_shift, row_delta, row, 0,
             factor, memory, sizes, SCHEDULE, VARIANT, False,
         )  # fmt: skip
     if VARIANT.left_bound:
         for block in range(bottom - 1, first - 1, -1):
-            query_sum, slope, row_sum, step = absorb(
-                query_sum, slope, row_sum, step, query_tile, gradient_tile, row_shift, row_delta, row,
+            query_sum, slope, step = absorb(
+                query_sum, slope, step, query_tile, gradient_tile, row_shift, row_delta, row,
                 block * KEY_BLOCK, factor, memory, sizes, SCHEDULE, VARIANT, True,
             )  # fmt: skip
 
     place, _ = slot(step, SCHEDULE.stages)
     keys = flat(memory.key.index(place), WIDTH, KEY_BLOCK)
     query_sum = warpgroup_mma(gl.convert_layout(slope, gl.DotOperandLayout(0, sum_layout, 2)), keys, query_sum)
-    if VARIANT.row_sums:
-        gl.store(row_sums + statistics, row_sum, mask=row < sizes.query_count)
     query_tile.store((query_sum * scale).to(query_gradient.dtype))
     fence_async_shared()
     corner = [batch, head, first_row + CONSUMER * ROWS, 0]
@@ -185,7 +179,7 @@ def consume(
 
 @gluon.jit(do_not_specialize=LENGTHS)
 def query_gradients_hopper(
-    query, key, value, gradient, shift, delta, row_sums, padded_count, query_gradient, scale,
+    query, key, value, gradient, shift, delta, padded_count, query_gradient, scale,
     heads, group, query_count, key_count, left, right, diagonal, head_group, batch_heads,
     SCHEDULE: gl.constexpr, VARIANT: gl.constexpr,
 ):  # fmt: skip
@@ -207,11 +201,11 @@ def query_gradients_hopper(
             (produce, (query, gradient, key, value, memory, sizes, SCHEDULE, VARIANT)),
             (
                 consume,
-                (query_gradient, shift, delta, row_sums, padded_count, scale, memory, sizes, SCHEDULE, VARIANT, 0),
+                (query_gradient, shift, delta, padded_count, scale, memory, sizes, SCHEDULE, VARIANT, 0),
             ),
             (
                 consume,
-                (query_gradient, shift, delta, row_sums, padded_count, scale, memory, sizes, SCHEDULE, VARIANT, 1),
+                (query_gradient, shift, delta, padded_count, scale, memory, sizes, SCHEDULE, VARIANT, 1),
             ),
         ],
         [4, 4],
