@@ -1,10 +1,11 @@
 """The backend that torch.compile calls: the pass, then the inner backend.
 
 Private torch API used here, in one place: Inductor's `compile_fx` and `list_mode_options` (config patches are the only
-way to give it a mode and our cache key), the compile id of the tracing context. `tests/test_backend.py` says so first
-when a new torch moves one of them.
+way to give it a mode and our cache key), the compile id of the tracing context, and whether saved tensors have hooks.
+`tests/test_backend.py` says so first when a new torch moves one of them.
 """
 
+import contextlib
 import functools
 import os
 import threading
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import distributed, fx
+from torch._C._autograd import _top_saved_tensors_default_hooks as top_saved_tensors_hooks
 from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.exc import BackendCompilerFailed, InvalidBackend
 from torch._guards import TracingContext
@@ -57,7 +59,7 @@ class Backend:
                  options: Mapping[str, Any] | None = None, review: str | None = None,
                  model: torch.nn.Module | None = None, own: Extensions = NONE):  # fmt: skip
         own.check(rules)
-        _check_mode(rules, mode, options or {})
+        _check_mode(rules, inner, mode, options or {})
         self.own, self.recorder = own, Recorder()
         self.monitor = Monitor(self.recorder)
         self.rules, self.inner, self.mode, self.options = rules, inner, mode, dict(options or {})
@@ -80,7 +82,7 @@ class Backend:
         """
         if training is None:
             training = self.model.training if self.model is not None else torch.is_grad_enabled()
-        with LOCK:
+        with LOCK, _no_saved_tensor_hooks():
             names = module_names(self.model)
             recorder = self.recorder if guarded else None  # a program of torch.export outlives this process
             report = pipeline.run(module, self.rules, names, training, guarded, self.own, recorder)
@@ -169,9 +171,16 @@ class Backend:
             warnings.warn("precisionpass: " + event, stacklevel=2)
 
 
-def _check_mode(rules: RuleSet, mode: str | None, options: Mapping[str, Any]) -> None:
+def _no_saved_tensor_hooks() -> contextlib.AbstractContextManager:
+    """The hooks of a checkpoint around the call count what its forward saves: what the pass tries out is none of it."""
+    if top_saved_tensors_hooks(False) is None:
+        return contextlib.nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+
+
+def _check_mode(rules: RuleSet, inner: str | Callable, mode: str | None, options: Mapping[str, Any]) -> None:
     """CUDA graphs replay what was launched once; an escalation is read at each launch."""
-    replays = mode in ("reduce-overhead", "max-autotune") or options.get("triton.cudagraphs")
+    replays = mode in ("reduce-overhead", "max-autotune") or options.get("triton.cudagraphs") or inner == "cudagraphs"
     escalates = any(rule.enabled and rule.apply and rule.apply.escalate for rule in rules.rules)
     if replays and escalates:
         raise PrecisionPassError("escalate does not work with CUDA graphs", where="precisionpass.compile", code="PP404",

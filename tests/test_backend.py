@@ -18,6 +18,7 @@ PRIVATE = {
     "torch._guards": ["TracingContext", "CompileContext"],
     "torch._inductor": ["list_mode_options"],
     "torch._inductor.compile_fx": ["compile_fx"],
+    "torch._C._autograd": ["_top_saved_tensors_default_hooks"],
     "torch._inductor.custom_graph_pass": ["CustomGraphPass"],
 }
 

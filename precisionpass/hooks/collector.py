@@ -36,6 +36,7 @@ class Collector:
         self.measure: Measure = magnitudes
         self.row_sums: Tensor | None = None
         self.call: Tensor | None = None
+        self.sees_scores = False
 
     def wants(self, record: str) -> bool:
         """Whether the site records this."""
@@ -70,6 +71,7 @@ class Collector:
 
     def scores(self, block: Block, scores: Tensor) -> None:
         """S of a block, [sequences, heads, rows, keys], -inf where excluded; not kept and not changed."""
+        self.sees_scores = True
         if not scores.shape[-1]:
             return
         largest = scores.amax(-1, keepdim=True)
@@ -86,7 +88,8 @@ class Collector:
         dead: rows without an allowed key, [.., 1]; given by a backward, whose P need not sum to 1.
         """
         if self.wants("row_sum") and dead is not None and weights.shape[-1]:
-            error = (weights.sum(-1, keepdim=True) + sink - 1).abs().masked_fill(dead, 0.0)
+            error = (weights.sum(-1, keepdim=True) + sink - 1).abs()
+            error = error.masked_fill(dead | error.isnan(), 0.0)  # nan would stay the largest: nonfinite counts it
             row = self._of("row_sum_error", -torch.inf)[block.heads]
             torch.maximum(row, error.amax((0, 2, 3)).double(), out=row)
         if self.wants("entropy"):
@@ -120,7 +123,8 @@ class Collector:
             self._magnitudes()
         if (self.parts or self.call is not None) and self.sequences:
             q = self.arguments.q
-            numbers = {"sequences": self.sequences, "rows": q.shape[0] * q.shape[2]}
+            rows = q.shape[0] * q.shape[2]
+            numbers = {"sequences": self.sequences, "rows": rows, "scored_rows": rows if self.sees_scores else 0}
             self.site.add(self.parts, numbers, self.heads, q.device, is_step=upstream is not None, call=self.call)
 
     def _magnitudes(self) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from precisionpass.hooks.reading import read
-from precisionpass.hooks.totals import empty, merge
+from precisionpass.hooks.totals import copy_of, empty, merge
 
 log = logging.getLogger("precisionpass")
 
@@ -47,6 +47,7 @@ class Escalation:
         self.when, self.shown, self.hold, self.window = when, shown, hold, window
         self._overrides = dict(overrides)
         self.steps, self.left, self.count = 0, 0, 0
+        self._told = False  # that a figure is missing
         self._totals: Tensor | None = None
         self._copied: tuple[Tensor, torch.cuda.Event | None] | None = None
 
@@ -75,7 +76,12 @@ class Escalation:
             return None
         figures = read(self._copied[0], records)
         self._copied = None
-        if self.when.missing(figures) or not self.when.evaluate(figures):
+        if missing := self.when.missing(figures):
+            if not self._told:
+                log.warning("%s: escalate cannot ask for %s: nothing records it here", site, ", ".join(missing))
+            self._told = True
+            return None
+        if not self.when.evaluate(figures):
             return None
         self.left, self._totals, self.count = self.hold, None, 0
         found = ", ".join(f"{name} {figures[name]:.3g}" for name in sorted(figures) if name in self.when.text)
@@ -100,7 +106,7 @@ class Escalation:
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
         """Go on from there; device: where the site runs."""
         self.steps, self.left, self.count = state["steps"], state["left"], state["count"]
-        self._totals = None if state["totals"] is None else state["totals"].to(device, copy=True)
+        self._totals = None if state["totals"] is None else copy_of(state["totals"], device)
         self._copied = None if state["copied"] is None else (state["copied"].clone(), None)
 
 

@@ -23,6 +23,7 @@ RECORDS = {
 SUMS = (
     "sequences",
     "rows",
+    "scored_rows",
     "bias",
     "bias_square",
     "bias_size",
@@ -39,6 +40,9 @@ FLUSHED = {f"flushed_{name}_by_{scale}": (name, scale) for name in ("q", "k", "v
 MAXIMA = ("max_logit", "row_sum_error", *(f"amax_{name}" for name in OPERANDS), *FLUSHED)
 ROWS = (*SUMS, *MAXIMA)
 """The rows of a site's totals, each with one column a head: first those that add up, then those of the largest."""
+
+SCORED = ("repeated_maxima", "entropy", "clipped_logits")
+"""Figures of every score: only an implementation that walks over them all has any."""
 
 WHOLE = (
     "clipped_gradients", "nonfinite_outputs", "nonfinite_gradients", *(f"amax_{name}" for name in OPERANDS), *FLUSHED

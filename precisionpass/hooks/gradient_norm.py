@@ -21,7 +21,7 @@ def clip_grad_norm_(
     parameters: a module, whose names an error uses, or tensors. Gradients of any float dtype; under FSDP2 they are
     DTensors, and every rank calls this. Returns the norm before, a scalar: FP32 for each gradient, whatever its dtype,
     and FP64 over them, so that no 16-bit sum loses or overflows. `torch.nn.utils.clip_grad_norm_` sums BF16 gradients
-    in BF16.
+    in BF16. max_norm=inf measures, and changes nothing.
     Raises PrecisionPassError (PP502), the gradients as they were, where one is inf or nan; this waits for the device.
     error_if_nonfinite=False does not wait, and leaves the gradients as they are there.
     """
@@ -43,7 +43,7 @@ def clip_grad_norm_(
             why=f"{len(wrong)} of {len(names)} gradients are not; scaling would spread it over all of them",
             fix="skip the step, or look at the loss scale and at on_nonfinite",
         )  # fmt: skip
-    scale = torch.where(total.isfinite(), (max_norm / total.clamp(min=max_norm)), 1.0)
+    scale = torch.where(total.isfinite() & (total > max_norm), max_norm / total, 1.0)
     for gradient in gradients:
         part = _local(gradient)
         part.mul_(scale.to(part.device, torch.float32))

@@ -27,6 +27,8 @@ class MasterWeights:
         optimizer.step()                    # accumulates what is left, steps in FP32, rounds into the model
         optimizer.zero_grad()
 
+    The masters hold the gradients: `optimizer.zero_grad()` clears them, `model.zero_grad()` does not. Weights that are
+    loaded into the model later are overwritten at the next step: make new MasterWeights then.
     Parameters of other dtypes are their own masters; those that want no gradient are left out. DTensors of FSDP2 stay
     sharded. Clip `masters.parameters()` after `accumulate`; call it before `GradScaler.unscale_`. Memory for each
     parameter of 16 bits: 4 bytes for the copy, and 4 for its gradient in place of 2.
@@ -46,6 +48,7 @@ class MasterWeights:
     def attach(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Let each step of `optimizer` accumulate before and round into the model after; returns it.
 
+        A closure given to `step` is called on the rounded weights, and its gradients are accumulated.
         Raises PrecisionPassError (PP503) for an optimizer of other tensors.
         """
         ours = set(map(id, self.parameters()))
@@ -54,9 +57,23 @@ class MasterWeights:
             raise PrecisionPassError(f"{strange} tensors of the optimizer are no master weights", code="PP503",
                                      where="MasterWeights.attach", why="it would step the model's own 16-bit weights",
                                      fix="make it of masters.parameters()")  # fmt: skip
-        optimizer.register_step_pre_hook(lambda *_: self.accumulate())
+        optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(lambda *_: self.write_back())
         return optimizer
+
+    def _before_step(self, optimizer: object, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        self.accumulate()
+        given = {"closure": args[1], **kwargs} if len(args) > 1 else dict(kwargs)
+        if closure := given.get("closure"):
+
+            def rounded_first() -> object:
+                self.write_back()
+                loss = closure()
+                self.accumulate()
+                return loss
+
+            given["closure"] = rounded_first
+        return args[:1], given
 
     def accumulate(self) -> None:
         """Add the gradients of the model to those of the masters, in FP32, and take them away from the model."""

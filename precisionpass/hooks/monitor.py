@@ -12,7 +12,7 @@ from torch import Tensor, distributed
 
 from precisionpass.errors import PrecisionPassError
 from precisionpass.hooks.escalation import Event
-from precisionpass.hooks.figures import SUMS
+from precisionpass.hooks.figures import ROWS, SUMS
 from precisionpass.hooks.reading import Alarm, alarms, read
 from precisionpass.hooks.recorder import Recorder
 
@@ -80,14 +80,22 @@ class Monitor:
     def state_dict(self) -> dict[str, Any]:
         """What to keep with a checkpoint, on the CPU: the totals over all ranks, escalations, and what they did."""
         sites = self._recorder.sites.values()
+        states = {site.name: site.escalation_state() for site in sites}
         return {
             "totals": self._totals(),
-            "escalations": {site.name: site.escalation.state_dict() for site in sites if site.escalation is not None},
+            "escalations": {name: state for name, state in states.items() if state is not None},
             "events": {site.name: [asdict(event) for event in site.events] for site in sites},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict`. A site that is not known yet takes its part when it is captured."""
+        """Go on from a `state_dict`. A site that is not known yet takes its part when it is captured.
+
+        Raises PrecisionPassError (PP501) for the state of another version, whose figures are others.
+        """
+        if any(len(totals) != len(ROWS) for totals in state["totals"].values()):
+            raise PrecisionPassError("figures of another version", where="monitor.load_state_dict", code="PP501",
+                                     why=f"a site has {len(ROWS)} sums and maxima here",
+                                     fix="leave the monitor's state out: the model needs none of it")  # fmt: skip
         is_first = not _distributed() or distributed.get_rank() == 0
         for name, totals in state["totals"].items():
             site = self._recorder.site(name)

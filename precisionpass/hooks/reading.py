@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from precisionpass.hooks.figures import FIGURES, FLUSHED, MAXIMA, OPERANDS, ROWS
+from precisionpass.hooks.figures import FIGURES, FLUSHED, MAXIMA, OPERANDS, ROWS, SCORED
 
 T_LIMIT = 6.0
 """Standard errors from zero: by chance once in a thousand million sites."""
@@ -38,21 +38,21 @@ def read(totals: Tensor, records: Iterable[str]) -> dict[str, float | int | list
     if not found["sequences"]:
         return found
     bias, t = nearest_to_alarm(row)
-    rows = float(row["rows"].sum())
+    rows = float(row["scored_rows"].sum())
     values: dict[str, float | int] = {
         "delta_bias": bias,
         "delta_bias_t": t,
         "row_sum_error": float(row["row_sum_error"].max()),
         "max_logit": float(row["max_logit"].max()),
-        "repeated_maxima": float(row["repeats"].sum()) / rows,
-        "entropy": float(row["entropy"].sum()) / rows,
+        "repeated_maxima": float(row["repeats"].sum()) / max(rows, 1),
+        "entropy": float(row["entropy"].sum()) / max(rows, 1),
         **{name: int(row[name].sum()) for name in ROWS if name.startswith(("clipped", "nonfinite"))},
         **{f"amax_{name}": float(row[f"amax_{name}"].max()) for name in OPERANDS},
         **{name: float(row[name].max()) for name in FLUSHED},
     }
     wanted = set(records)
     for name, figure in FIGURES.items():
-        never = name in MAXIMA and values[name] == -torch.inf
+        never = not rows if name in SCORED else name in MAXIMA and values[name] == -torch.inf
         no_sample = figure.record == "delta_bias" and not float(row["bias_size"].sum())
         if figure.record in wanted and not never and not no_sample:
             found[name] = values[name]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from precisionpass.hooks.escalation import Escalation, Event
 from precisionpass.hooks.figures import ROWS, WHOLE
-from precisionpass.hooks.totals import empty, merge
+from precisionpass.hooks.totals import copy_of, empty, merge
 
 _KNOWN: weakref.WeakValueDictionary[str, Recorder] = weakref.WeakValueDictionary()
 _NUMBERS = itertools.count()
@@ -91,7 +91,11 @@ class SiteTotals:
     def restore(self, totals: Tensor) -> None:
         """Begin from what `together` gave; on the CPU, beside what the device goes on to add."""
         self.reset()
-        self._totals[torch.device("cpu"), totals.shape[1]] = totals.to(torch.float64, copy=True)
+        self._totals[torch.device("cpu"), totals.shape[1]] = copy_of(totals)
+
+    def escalation_state(self) -> Mapping[str, Any] | None:
+        """Where the escalation stands, also one that has not been captured since a checkpoint; None where none is."""
+        return self.escalation.state_dict() if self.escalation is not None else self._to_go_on_from
 
     def go_on_from(self, state: Mapping[str, Any]) -> None:
         """Let the escalation, now or once there is one, go on from its state."""

@@ -52,8 +52,9 @@ class SpectralMonitor:
         for name, weight in self._weights.items():
             matrix = weight.detach().float()
             known = self.found.get(name)
-            vector = known.vector if known else _start(matrix)
-            for _ in range(2 if known else 20):
+            goes_on = known is not None and 0 < known.norm < torch.inf  # not from a vector of zeros or nan
+            vector = known.vector if goes_on else _start(matrix)
+            for _ in range(2 if goes_on else 20):
                 vector = _unit(matrix.T @ (matrix @ vector))
             norm = float(torch.linalg.vector_norm(matrix @ vector))
             self.found[name] = Spectrum(known.first if known else norm, norm, vector)

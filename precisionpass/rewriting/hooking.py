@@ -50,10 +50,13 @@ def _checked(decision: Decision, name: str, function: Callable) -> Callable:
     place = decision.origin.module or decision.origin.source
 
     def call(tensor: Tensor) -> Tensor:
+        before = _version(tensor)
         try:
             result = function(tensor)
         except Exception as error:
             raise _wrong(name, place, f"{type(error).__name__}: {str(error).strip()[:400]}") from error
+        if _version(tensor) != before:
+            raise _wrong(name, place, "it changed its tensor in place, which others read too")
         if not isinstance(result, Tensor):
             raise _wrong(name, place, f"it gave a {type(result).__name__}, not a tensor")
         same = result.dim() == tensor.dim() and all(map(graph.same_size, result.shape, tensor.shape))
@@ -75,6 +78,11 @@ def on_gradient(function: Callable) -> Callable:
     return call
 
 
+def _version(tensor: Tensor) -> int:
+    """How often it was changed in place; tensors of inference mode do not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def _shown(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{[*tensor.shape]} on {tensor.device}"
 
@@ -82,5 +90,6 @@ def _shown(tensor: Tensor) -> str:
 def _wrong(name: str, place: str, why: str) -> PrecisionPassError:
     return PrecisionPassError(
         f"the hook {name} failed", where=place, why=why, code="PP135",
-        fix="a hook gives a tensor of the shape, dtype and device that it got, and can be traced by torch.compile",
+        fix="a hook gives a tensor of the shape, dtype and device that it got, changes nothing in place, and can be "
+        "traced by torch.compile",
     )  # fmt: skip

@@ -50,7 +50,7 @@ CODES = {
     "PP407": "arguments for the model that are no tuple",
     "PP408": "a backend that torch does not have",
     "PP409": "an expectation failed, and the rules say on_unexpected: error",
-    "PP501": "monitor.check: a figure of a site is beyond its limit",
+    "PP501": "monitor: a figure of a site is beyond its limit, or figures are of another version",
     "PP502": "clip_grad_norm_: a gradient that is not finite, or arguments that it cannot use",
     "PP503": "MasterWeights: an optimizer or a state of other tensors",
     "PP504": "SpectralMonitor: no matrix of that name",

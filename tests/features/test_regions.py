@@ -39,6 +39,16 @@ def test_checkpoint_bodies_are_rewritten(reentrant, backend):
     assert all("." in site.graph for site in report.sites), "the sites are in child graphs"
 
 
+@pytest.mark.parametrize("rules", ["stable-bf16", "watch"])
+def test_a_checkpoint_around_a_compiled_model(rules):
+    """It counts what the forward saves: what the pass tries out while it compiles is none of it."""
+    torch._dynamo.reset()
+    model, x = precisionpass.compile(Stack(1), rules=rules, backend="aot_eager"), torch.randn(2, 7, 32)
+    with torch.autograd.graph.disable_saved_tensors_hooks("none here"):
+        model(x[:1, :3]).sum().backward()
+    checkpoint(model, x, use_reentrant=False).sum().backward()
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_dropout_in_a_checkpoint_draws_the_same_mask_again(backend):
     """The gradient by finite differences along it: a different mask in the recomputation would not agree."""

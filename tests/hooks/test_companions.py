@@ -82,6 +82,26 @@ def test_gradients_of_micro_batches_are_summed_in_fp32():
     assert float(masters.parameters()[0].grad) == pytest.approx(exact, rel=1e-5) and net.weight.grad is None
 
 
+@pytest.mark.parametrize("make", [OPTIMIZERS["sgd"], lambda parameters: torch.optim.LBFGS(parameters, max_iter=4)])
+def test_an_optimizer_may_be_given_a_closure(make):
+    """LBFGS moves the weights and asks again within a step."""
+    found = []
+    for net in (model(torch.float32), model()):
+        masters = precisionpass.MasterWeights(net)
+        optimizer = masters.attach(make(masters.parameters()))
+
+        def closure(net=net, optimizer=optimizer):
+            optimizer.zero_grad()
+            loss = net(batch(0, net[0].weight.dtype)).float().square().mean()
+            loss.backward()
+            return loss
+
+        before = closure().item()
+        optimizer.step(closure)
+        found.append(closure().item() - before)
+    assert found[0] < 0 and found[1] == pytest.approx(found[0], rel=0.1)
+
+
 def test_other_parameters_are_their_own_masters_and_frozen_ones_are_left_out():
     net = model()
     net[2].float().requires_grad_()
@@ -120,6 +140,10 @@ def test_zero_matrices_have_no_norm():
     nn.init.zeros_(net.weight)
     monitor = precisionpass.SpectralMonitor(net)
     assert monitor.update()["weight"].norm == 0 and monitor.update()["weight"].growth == 1
+    for value, norm in ((2.0, 2.0), (math.nan, math.nan), (3.0, 3.0)):  # as a LoRA that starts at zero, and a bad step
+        with torch.no_grad():
+            net.weight.copy_(value * torch.eye(3))
+        assert monitor.update()["weight"].norm == pytest.approx(norm, rel=1e-3, nan_ok=True)
 
 
 @pytest.fixture

@@ -8,8 +8,12 @@ from torch import nn
 
 import precisionpass
 from precisionpass.errors import PrecisionPassError
+from precisionpass.hooks.escalation import Escalation
+from precisionpass.hooks.figures import ROWS
+from precisionpass.hooks.totals import empty
 from precisionpass.numerics import generators
 from precisionpass.numerics.generators import SCALE, WIDTH
+from precisionpass.rules.groups import figures_of
 
 WHEN = '"delta_bias_t > 6 and delta_bias > 1e-5"'
 RULES = """version: 1
@@ -152,7 +156,30 @@ def test_settings_that_would_contradict_each_other_once_escalated_are_refused(he
     assert "once escalated, row_max_shift needs normaliser" in site.message
 
 
-@pytest.mark.parametrize("options", [{"mode": "reduce-overhead"}, {"options": {"triton.cudagraphs": True}}])
+@pytest.mark.parametrize(
+    "options", [{"mode": "reduce-overhead"}, {"options": {"triton.cudagraphs": True}}, {"backend": "cudagraphs"}]
+)
 def test_cuda_graphs_cannot_escalate(head, options):
     with pytest.raises(PrecisionPassError, match="PP404 escalate does not work with CUDA graphs"):
-        head(backend="inductor", **options)
+        head(**({"backend": "inductor"} | options))
+
+
+def test_a_state_that_no_site_has_taken_yet_is_kept(head):
+    first = head()
+    train(first, range(1))
+    state = precisionpass.monitor(first).state_dict()
+    waiting = precisionpass.monitor(head())
+    waiting.load_state_dict(state)
+    again = waiting.state_dict()["escalations"]
+    assert [one["steps"] for one in again.values()] == [one["steps"] for one in state["escalations"].values()] == [1]
+
+
+def test_a_figure_that_nothing_records_here_is_told_once(caplog):
+    escalation = Escalation(figures_of("entropy < 1"), {"delta": "recompute"}, "delta=recompute", hold=2, window=2)
+    call = empty(1)
+    call[ROWS.index("sequences")] = call[ROWS.index("rows")] = 2  # as GPU kernels: no score is seen once more
+    with caplog.at_level(logging.WARNING, "precisionpass"):
+        assert [escalation.after_step("attn", ["entropy"], call, 2) for _ in range(3)] == [None] * 3
+    assert [record.getMessage() for record in caplog.records] == [
+        "attn: escalate cannot ask for entropy: nothing records it here"
+    ]

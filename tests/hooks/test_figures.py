@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import precisionpass.ops  # noqa: F401
+from precisionpass.errors import PrecisionPassError
 from precisionpass.hooks.figures import FIGURES, RECORDS, ROWS, WHOLE
 from precisionpass.hooks.monitor import Monitor
 from precisionpass.hooks.recorder import Recorder, find
@@ -156,3 +157,39 @@ def test_what_fp8_flushes_says_which_scale_an_outlier_needs(matmul):
     assert figures["flushed_k_by_head"] == figures["flushed_k_by_row"] == 0
     for name in ("q", "v"):
         assert figures[f"flushed_{name}_by_head"] > 0.2 and figures[f"flushed_{name}_by_row"] < 0.01
+
+
+def test_a_row_of_nan_does_not_hide_what_other_rows_are():
+    q, k, v = tensors()
+    q[0, 0, 0] = math.nan
+    figures = recorded(lambda handle: step(handle, q, k, v))
+    assert 0 <= figures["row_sum_error"] < 1e-5 and figures["nonfinite_gradients"] > 0
+
+
+def test_figures_of_scores_that_nobody_saw_are_left_out():
+    """As GPU kernels record: sums of nothing are no figures."""
+
+    def call(handle):
+        find(handle).add({}, {"sequences": 2, "rows": 18}, 3, torch.device("cpu"), is_step=True)
+
+    assert set(recorded(call)) & {"entropy", "repeated_maxima", "clipped_logits"} == set()
+
+
+def test_figures_begun_in_inference_mode_go_on_in_training():
+    q, k, v = tensors()
+    recorder = Recorder()
+    handle, monitor = recorder.handle("a.b", ["max_logit"]), Monitor(recorder)
+    with torch.inference_mode():
+        attention(q, k, v, record=handle, record_forward=True)
+        monitor.load_state_dict(monitor.state_dict())
+    step(handle, q, k, v)
+    assert monitor.read()["a.b"]["sequences"] == 4
+
+
+def test_the_state_of_another_version_is_refused():
+    recorder = Recorder()
+    recorder.handle("a.b", ["max_logit"])
+    state = Monitor(recorder).state_dict()
+    state["totals"]["a.b"] = state["totals"]["a.b"][1:]
+    with pytest.raises(PrecisionPassError, match="PP501 figures of another version"):
+        Monitor(recorder).load_state_dict(state)

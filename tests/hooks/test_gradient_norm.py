@@ -34,6 +34,13 @@ def test_it_is_torchs_in_fp32(max_norm):
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-7)
 
 
+def test_an_infinite_bound_measures_and_changes_nothing():
+    model = with_gradients()
+    before = gradients(model)
+    assert 0 < float(precisionpass.clip_grad_norm_(model, float("inf"))) < torch.inf
+    torch.testing.assert_close(gradients(model), before, rtol=0, atol=0)
+
+
 def test_sums_of_16_bits_are_not():
     """600 gradients of 0.01 each, in BF16: 0.0625 is where a BF16 sum of their squares stops growing."""
     parameters = [nn.Parameter(torch.zeros(1, dtype=torch.bfloat16)) for _ in range(600)]

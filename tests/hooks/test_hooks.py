@@ -86,6 +86,7 @@ def test_a_hook_may_close_over_what_it_counts_with(hooked):
         (lambda t: t.double(), "it gave float64"),
         (lambda t: None, "it gave a NoneType"),
         (lambda t: t.no_such(), "AttributeError"),
+        (lambda t: t.mul_(2), "it changed its tensor in place, which others read too"),
     ],
 )
 def test_what_a_hook_may_not_give(hooked, at, function, why):
