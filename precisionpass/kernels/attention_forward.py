@@ -9,7 +9,7 @@ from precisionpass.kernels.mask_survey import held_by, narrowed
 from precisionpass.kernels.masks import key_range
 from precisionpass.kernels.online_softmax import absorb, finish
 from precisionpass.kernels.tiles import load_tile, store_tile
-from precisionpass.kernels.variant import Place, Placed
+from precisionpass.kernels.variant import Magnitudes, Numbers, Place, Placed
 
 LENGTHS = ["heads", "group", "query_count", "key_count", "left", "right", "diagonal", "splits"]
 
@@ -60,10 +60,13 @@ def attention_forward(
             sinks = sequences.moved(sinks, sinks_strides, first_row, 0)
     query_start = block * QUERY_BLOCK
     if VARIANT.qk_exponent + VARIANT.pv_exponent > 0:
-        numbers, value_scale = fp8.descaled(
-            numbers, batch_head, batch * (heads // group) + key_head, query_start, query_count, key_count,
+        whole, query_scale, key_scales, value_scales, value_scale = fp8.scales(
+            numbers.magnitudes, batch_head, batch * (heads // group) + key_head, query_start, query_count, key_count,
             VARIANT, QUERY_BLOCK,
         )  # fmt: skip
+        numbers = Numbers(
+            numbers.scale * whole, *numbers[1:-1], Magnitudes(query_scale, key_scales, value_scales)
+        )
     if VARIANT.placed:
         numbers = Placed(*numbers, Place(sequence, batch, head, first_row, first_key, total_rows, total_keys))
     query_index = query_start + tl.arange(0, QUERY_BLOCK)

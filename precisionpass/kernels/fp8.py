@@ -10,7 +10,6 @@ import triton.language as tl
 
 from precisionpass.kernels.scores import LN_2, LOG2_E
 from precisionpass.kernels.tiles import load_tile
-from precisionpass.kernels.variant import Magnitudes, Numbers
 
 SMALLEST, LARGEST = tl.constexpr(27 << 23), tl.constexpr(247 << 23)  # bits of 2^-100 and 2^120
 ROWS_SCALED = tl.constexpr(128)  # that share a scale "by block"; lengths are padded to a multiple of it
@@ -23,6 +22,13 @@ def grouped(tile):
     ROWS: tl.constexpr = tile.shape[0]
     COUNT: tl.constexpr = tile.shape[1]
     return tile.reshape(ROWS, COUNT // 16, 2, 4, 2).permute(0, 1, 3, 2, 4).reshape(ROWS, COUNT)
+
+
+@triton.jit
+def ones(ROWS: tl.constexpr, COLUMNS: tl.constexpr, FORMAT: tl.constexpr):
+    """Ones by their bits: Triton 3.6 has no constants in FP8, and a cast would be done again in every block."""
+    BITS: tl.constexpr = 0x38 if FORMAT == tl.float8e4nv else 0x3C
+    return tl.full([ROWS, COLUMNS], BITS, tl.uint8).to(FORMAT, bitcast=True)
 
 
 @triton.jit
@@ -76,22 +82,20 @@ def scale_of(bits, EXPONENT: tl.constexpr):
 
 
 @triton.jit
-def descaled(
-    numbers, query_head, key_head, query_start, query_count, key_count, VARIANT: tl.constexpr, ROWS: tl.constexpr
+def scales(
+    sizes, query_head, key_head, query_start, query_count, key_count, VARIANT: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
-    """(numbers, the scale of V that is taken out of O): by head that of Q K^T joins the scale of the scores.
+    """(of the scores as a whole, of these rows of Q, where those of the keys and of V begin, of O as a whole).
 
-    By row and by block the numbers' magnitudes become the scale of these rows of Q, and where those of the keys begin.
+    `sizes`: the numbers' magnitudes. What is not scaled is 1, and begins nowhere.
     """
-    value_scale = 1.0
-    sizes = numbers.magnitudes
-    query, key, value = 1.0, 0, 0
+    whole, query, key, value, of_output = 1.0, 1.0, 0, 0, 1.0
     if VARIANT.qk_exponent > 0:
         key = sizes.key
         if VARIANT.fp8_scale == "head":
-            query, _ = scale_of(tl.load(sizes.query + query_head), VARIANT.qk_exponent)
+            of_query, _ = scale_of(tl.load(sizes.query + query_head), VARIANT.qk_exponent)
             of_key, _ = scale_of(tl.load(sizes.key + key_head), VARIANT.qk_exponent)
-            numbers = Numbers(numbers.scale * query * of_key, *numbers[1:])
+            whole = of_query * of_key
         elif VARIANT.fp8_scale == "row":
             row = query_head.to(tl.int64) * (tl.cdiv(query_count, ROWS_SCALED) * ROWS_SCALED) + query_start
             query = tl.load(sizes.query + row + tl.arange(0, ROWS)).to(tl.float32, bitcast=True)[:, None]
@@ -103,16 +107,14 @@ def descaled(
     if VARIANT.pv_exponent > 0:
         value = sizes.value
         if VARIANT.fp8_scale == "head":
-            value_scale, _ = scale_of(tl.load(value + key_head), VARIANT.pv_exponent)
+            of_output, _ = scale_of(tl.load(value + key_head), VARIANT.pv_exponent)
         elif VARIANT.fp8_scale == "row":
             column = key_head * VARIANT.value_width + tl.arange(0, VARIANT.value_width)
-            value_scale, _ = scale_of(tl.load(value + column), VARIANT.pv_exponent)
-            value_scale = value_scale[None, :]
+            of_output, _ = scale_of(tl.load(value + column), VARIANT.pv_exponent)
+            of_output = of_output[None, :]
         else:
             value += key_head * tl.cdiv(key_count, ROWS_SCALED)
-    if VARIANT.fp8_scale != "head":
-        numbers = Numbers(*numbers[:-1], Magnitudes(query, key, value))
-    return numbers, value_scale
+    return whole, query, key, value, of_output
 
 
 @triton.jit

@@ -46,6 +46,8 @@ def _packed_supports(arguments: AttentionArguments, needs: tuple[bool, ...]) -> 
 def _fp8_supports(arguments: AttentionArguments) -> str | None:
     if arguments.q.is_cuda and not has_fp8("cuda"):
         return "this device has no FP8 products"
+    if arguments.implementation != "triton":
+        return 'the FP8 kernels have not run on a GPU yet: implementation="triton" asks for them'
     if arguments.packed:
         return "the kernels have no FP8 products over packed sequences"
     if arguments.probabilities != "none":

@@ -68,7 +68,10 @@ def absorb(
     if VARIANT.rounded_normaliser and not VARIANT.exact:
         # A product with ones: the tensor cores are idle during the softmax, the CUDA cores are not.
         ONES_WIDTH: tl.constexpr = VARIANT.ones_width
-        ones = tl.full([KEY_BLOCK, ONES_WIDTH], 1.0, rounded.dtype)
+        if VARIANT.pv_exponent > 0:
+            ones = fp8.ones(KEY_BLOCK, ONES_WIDTH, rounded.dtype)
+        else:
+            ones = tl.full([KEY_BLOCK, ONES_WIDTH], 1.0, rounded.dtype)
         if VARIANT.two_level:
             row_sum = tl.fma(row_sum, tl.broadcast_to(rescale[:, None], row_sum.shape), tl.dot(rounded, ones))
         else:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import precisionpass
+from precisionpass import Match, Rule
 from precisionpass.kernels import attention
 from precisionpass.kernels.fp8_operands import quantise_operands
 from precisionpass.kernels.launch import Plan
@@ -78,7 +79,8 @@ def test_by_rule_the_kernels_compute_it_and_the_gradients_are_of_16_bits():
     def attend(q, k, v):
         return (q @ k.mT / 8).softmax(-1) @ v
 
-    call = precisionpass.compile(attend, rules="fp8-attention")
+    apply = {"implementation": "triton", "matmul": {"qk": "fp8_e4m3", "pv": "fp8_e4m3"}}
+    call = precisionpass.compile(attend, rules=[Rule(id="fp8", match=Match(op="attention"), apply=apply)])
     output = call(q, k, v)
     (site,) = precisionpass.report(call).sites
     assert site.decision == "rewritten" and "matmul" in site.settings
