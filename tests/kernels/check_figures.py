@@ -61,7 +61,7 @@ def main() -> int:
     torch.set_num_threads(1)
     faults = 0
     for name in NAMES:
-        for settings in ({}, {"delta": "output"}):
+        for settings in ({}, {"delta": "output"}) if name in ("causal", "packed") else ({},):
             errors = differences(CASES[name], torch.float16, **settings)
             wrong = any(not value < 1 for value in errors.values())
             faults += wrong
