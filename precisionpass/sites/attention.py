@@ -113,6 +113,8 @@ def _assemble(anchor: SoftmaxAnchor, walk: Walk, writes: tuple[fx.Node, ...]) ->
         scores.exclude(bare, there)
     probabilities = _Probabilities(anchor.output, scores.layout)
     value = _follow_to_values(probabilities, axes, keys, scores.before if scores.sink else None)
+    if probabilities.safe and not anchor.native:  # a row of exponentials that all underflow is NaN there, too
+        raise Refused("mixed_after_softmax", "numbers for NaN after exponentials written out")
     if anchor.sink is not None:
         scores.take_sink(anchor.sink, keys)
     for each in probabilities.zeroed:

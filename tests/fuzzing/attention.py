@@ -241,6 +241,7 @@ def _sink(w: Writer, name: str, scores: tuple[int, ...]) -> None:
 def _probabilities(w: Writer, lead: tuple[int, ...], masks: list) -> None:
     step = w.pick("none", "none", "none", "dropout", "heads", "zero", "mixed", "shifted", "renormalised", "nan")
     if step == "nan":
+        w.plain = w.plain and not any(".exp()" in line or "exp(" in line for line in w.lines)
         w.write(w.pick("p = p.nan_to_num(0.0)", "p = torch.nan_to_num(p)"))
     elif step == "dropout":
         w.write(w.pick("p = F.dropout(p, 0.0)", "p = F.dropout(p, 0.5, training=False)"))

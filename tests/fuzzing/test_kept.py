@@ -129,3 +129,13 @@ def test_a_gate_in_the_root_is_no_weight():
 
     inputs = (torch.randn(2, 7, requires_grad=True), torch.randn(2, 7, requires_grad=True))
     against_eager(call, inputs, rules=KERNEL, rewritten={})
+
+
+def test_a_row_of_exponentials_that_all_underflow():
+    """Each is zero without the maximum taken away, and the row NaN, which becomes zero: no softmax gives that."""
+
+    def call(q, k, v):
+        e = (q @ k.mT - 1e4).exp()
+        return torch.nan_to_num(e / e.sum(-1, keepdim=True)) @ v
+
+    against_eager(call, qkv(2, 3, 5, 8), rewritten={})
