@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from triton.backends.compiler import GPUTarget
 
 pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget
 
 from precisionpass.kernels.attention import supports
 from tests.kernels import compiling
