@@ -218,15 +218,17 @@ class Plan:
     def tile(self, kernel: str) -> tuning.Tile:
         """The tile of a kernel for this attention."""
         short = kernel == tuning.FORWARD and self.key_count < SHORT
+        variant = self.variant
         return tuning.tile_for(
             kernel,
             self.architecture,
             self.widest,
             exact=self.exact,
-            descriptors=self.variant["descriptors"],
+            descriptors=variant["descriptors"],
             bounded=self.right is not None or self.query_count <= FEW_ROWS or short,
             heavy=self.heavy,
-            dropout=self.variant["dropout"],
+            dropout=variant["dropout"],
+            bits=variant["surveyed"] and variant["fused_scale"] and not variant["dropout"],
             fp8=kernel == tuning.FORWARD and self.arguments.products.any,
         )
 

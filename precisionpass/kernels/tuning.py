@@ -40,6 +40,11 @@ _HOPPER = {
 }
 # Where bounds make the loops short, two small programs on a multiprocessor hide the beginning and end of each other.
 _HOPPER_BOUNDED = {FORWARD: {128: Tile(64, 64, 4, 3, 8, deferred=True)}, KEY_VALUE: {64: Tile(64, 64, 4, 2)}}
+# Beside a mask of bits, without bounds; the registers of dQ leave room for a second program.
+_HOPPER_BITS = {
+    FORWARD: {64: Tile(64, 128, 4, 2, 8), 128: Tile(64, 64, 4, 3, 8, deferred=True)},
+    QUERY: {64: Tile(128, 64, 8, 3, registers=128)},
+}
 NARROW = 64
 _AMPERE = {
     FORWARD: {64: Tile(64, 64, 4, 3, 8), 128: Tile(128, 64, 8, 3, 8), 256: Tile(64, 32, 8, 2, 8)},
@@ -94,14 +99,14 @@ def moves_tiles(name: str) -> bool:
 
 def tile_for(
     kernel: str, name: str, width: int, *, exact: bool, descriptors: bool, bounded: bool, heavy: bool, dropout: bool,
-    fp8: bool = False,
+    fp8: bool = False, bits: bool = False,
 ) -> Tile:  # fmt: skip
     """The tile of `kernel` on architecture `name` for rows of `width` elements, 16 to 256.
 
     exact: FP32 inputs. descriptors: tiles are moved by TMA; by pointers, addresses take registers as on Ampere.
     bounded: causal or windowed. heavy: scores need further registers (a mask or bias by row and key, a cap, dropout).
     dropout: the backward holds words of Philox beside both sums. fp8: operands of the forward are FP8, which takes 32
-    keys or more, and ones of width 16, a product of its own kind on Hopper.
+    keys or more, and ones of width 16, a product of its own kind on Hopper. bits: heavy by nothing but a surveyed mask.
     """
     if moves_tiles(name) and not descriptors:
         name = "ampere"
@@ -112,6 +117,8 @@ def tile_for(
         return tile
     if bounded and name == "hopper":
         tile = _HOPPER_BOUNDED.get(kernel, {}).get(served, tile)
+    elif bits and name == "hopper" and not fp8 and served in _HOPPER_BITS.get(kernel, {}):
+        return _HOPPER_BITS[kernel][served]
     if kernel == KEY_VALUE and ((dropout and served == 128) or (heavy and name == "ampere")):
         tile = tile._replace(query_block=min(tile.query_block, 32))
     if fp8:

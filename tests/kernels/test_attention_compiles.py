@@ -33,6 +33,8 @@ MORE_FOR_HOPPER = {
     "decode": {"width": 128, "rows": 1, "keys": 4096, "key_heads": 1},
     "full mask": {"width": 128, "mask": SQUARE},
     "a mask that heads share, 128 wide": {"width": 128, "mask": (1, 1, 256, 256)},
+    "such a mask, many keys": {"width": 64, "mask": (1, 1, 256, 4096), "keys": 4096},
+    "such a mask, many keys, 128 wide": {"width": 128, "mask": (1, 1, 256, 4096), "keys": 4096},
     "such a mask and dropout": {"width": 128, "mask": (1, 1, 256, 256), "dropout": True},
     "float32": {"width": 64, "dtype": torch.float32, "causal": "top_left"},
 }

@@ -81,3 +81,19 @@ def test_sequences_that_share_a_large_bias_are_neighbours(batch, shape, together
         repeated = {name: getattr(one, name).repeat(batch, 1, 1, 1) for name in ("q", "k", "v")}
         plan = Plan(replace(one, **repeated))
     assert plan.numbers.together == together and plan.variant["together"] == (together is not None)
+
+
+def test_a_mask_of_bits_has_tiles_of_its_own():
+    """Without bounds, and beside nothing else that takes registers."""
+    from precisionpass.kernels.launch import Plan
+    from precisionpass.kernels.tuning import FORWARD, QUERY
+    from tests.kernels.compiling import compiling_for
+
+    def tiles(**settings):
+        plan = Plan(example(rows=256, keys=4096, mask=(1, 1, 256, 4096), **settings))
+        return plan.tile(FORWARD), plan.tile(QUERY)
+
+    with compiling_for("sm_90"):
+        alone, bounded, capped = tiles(), tiles(causal="bottom_right"), tiles(softcap=30.0)
+    assert alone[0].key_block == 128 and alone[1].registers == 128
+    assert bounded == capped and bounded[0].key_block == 64 and not bounded[1].registers
