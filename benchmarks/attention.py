@@ -141,7 +141,7 @@ def line(row: dict) -> str:
 
 
 def masked(width: int, length: int, milliseconds: int) -> list[dict]:
-    """Time with a mask or bias given as a tensor, relative to none."""
+    """Time of the portable kernels with a mask or bias given as a tensor, relative to none."""
     q, k, v, upstream = tensors(width, length)
     batch, heads = q.shape[:2]
     place = torch.arange(length, device="cuda")
@@ -159,7 +159,9 @@ def masked(width: int, length: int, milliseconds: int) -> list[dict]:
         "softcap 50": {"softcap": 50.0},
         "window 1024": {"window_left": 1023, "window_right": 0},
     }
-    pairs = {name: ours(q, k, v, upstream, False, **term) for name, term in terms.items()}
+    pairs = {
+        name: ours(q, k, v, upstream, False, implementation="triton", **term) for name, term in terms.items()
+    }
     rows = []
     for direction, index in (("forward", 0), ("backward", 1)):
         times = in_rotation({name: pair[index] for name, pair in pairs.items()}, milliseconds)
