@@ -4,12 +4,14 @@ import functools
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 MARK = "<!-- printed by examples/01_first_review.py -->"
 EXAMPLES = Path(__file__).parents[1] / "examples"
+SCRATCH = tempfile.mkdtemp()
 ARGUMENTS = {
     "01_first_review.py": [],
     "02_train.py": ["--backend", "aot_eager", "--steps", "2"],
@@ -18,6 +20,10 @@ ARGUMENTS = {
     "06_one_site.py": [],
     "07_fp8_attention.py": [],
     "08_monitor.py": [],
+    "09_the_explosion.py": [
+        "--seeds", "0", "--set", "steps=6", "--arithmetics", "float32", "ours", "--backend", "aot_eager",
+        "--out", SCRATCH,
+    ],
     "04_own_site.py": [],
 }
 SAID = {
@@ -37,6 +43,7 @@ SAID = {
     "08_monitor.py": [
         "step 3: gradient norm", "transformer.h.1.attn: sequences 12, delta_bias", "spectral norm", "events: []",
     ],
+    "09_the_explosion.py": ["ours              seed 0  step 6", "peak logit", "loss - FP32"],
     "03_own_rules.py": ["own_rules.yaml: good", "kept by rule first-layer-as-it-is", "'transformer.h.0.attn': 'kept'"],
 }
 
