@@ -59,7 +59,7 @@ def norm_forward(
     value = load_sum(x, residual, total, row, stride, residual_stride, column, columns, inside, RESIDUAL)
     mean = tl.zeros([ROWS], tl.float32)
     if CENTER:
-        mean = tl.sum(value, 1) / columns
+        mean = tl.div_rn(tl.sum(value, 1), columns + tl.zeros([ROWS], tl.float32))
         value = tl.where(inside, value - mean[:, None], 0.0)
     rstd = 1.0 / tl.sqrt_rn(tl.sum(value * value, 1) / columns + eps)
     store_norm(y, value * rstd[:, None], weight, bias, row, column, inside, columns, offset, WEIGHT, BIAS)

@@ -101,7 +101,7 @@ def _norm_forward(
         stages = 3 if tuning.moves_tiles(tuning.architecture()) else 1
         short = all(part is None or part.dtype.itemsize == 2 for part in (x, weight, bias))
         fits = columns <= 2 * WIDEST and short
-        tile = Tile(1, 2 * WIDEST, 16, 1) if fits else Tile(1, WIDEST // 2, 16, stages)
+        tile = Tile(1, 2 * WIDEST, 16, 1) if fits else Tile(1, ELEMENTS if center else 2 * ELEMENTS, 8, stages)
     with torch.cuda.device_of(x):
         if columns > tile.key_block:
             launch(
@@ -248,9 +248,6 @@ def _softmax_tile(columns: int, itemsize: int, each: int) -> Tile:
     if width * itemsize > WIDEST_SOFTMAX:
         return Tile(1, WIDEST, 32, 1) if each == 16 else Tile(1, WIDEST // 2, 16, 1)
     many = max(1024 // width, 1)
-    warps = max(many * width // (32 * each), 1)
-    if width < 16384 or itemsize == 4:
-        return Tile(many, width, min(warps, 16), 1)
-    if width > 16384:
+    if width * itemsize > WIDEST_SOFTMAX // 2 or (width == 16384 and each == 32):
         return Tile(many, width, 32, 1)
-    return Tile(many, width, 16, 1, registers=0 if tuning.architecture() == "small" else 64)  # so that two fit
+    return Tile(many, width, min(max(many * width // (32 * each), 1), 16), 1)
