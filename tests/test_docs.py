@@ -4,6 +4,7 @@
 """
 
 import re
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from pydantic import BaseModel
 
 from precisionpass.decide import MESSAGES
 from precisionpass.hooks.figures import FIGURES, RECORDS
+from precisionpass.rules import load
 from precisionpass.rules.codes import CODES
 from precisionpass.rules.facts import FACTS
 from precisionpass.rules.groups import Escalate, GradClip, Hook, LogitClip, MatMul, RowMaxShift, Safer
@@ -156,3 +158,17 @@ def test_links_and_named_files_are_there(page):
     missing = [name for name in links if not ((ROOT / page).parent / name).exists()]
     missing += [name for name in named if not (ROOT / name).exists()]
     assert not missing
+
+
+@pytest.mark.parametrize("page", ["monitors.md", "fp8.md"])
+def test_rules_on_a_page_load_as_printed(page, tmp_path):
+    """A whole file, or a rule to put into one."""
+    found = 0
+    for paragraph in (DOCS / page).read_text().split("\n\n"):
+        text = textwrap.dedent(paragraph) + "\n"
+        if paragraph.startswith(("    version:", "    rules:", "    - id:")):
+            path = tmp_path / f"{found}.yaml"
+            path.write_text("version: 1\nrules:\n" + text if text.startswith("- id:") else text)
+            assert load(path).rules
+            found += 1
+    assert found

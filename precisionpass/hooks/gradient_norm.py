@@ -59,18 +59,19 @@ def _named(parameters: nn.Module | Iterable[Tensor]) -> list[tuple[str, Tensor]]
 
 def _local(gradient: Tensor) -> Tensor:
     """The part of a gradient that lies on this rank."""
-    return gradient.to_local() if _is_sharded(gradient) else gradient
+    return gradient.to_local() if is_sharded(gradient) else gradient
 
 
-def _is_sharded(gradient: Tensor) -> bool:
-    return distributed.is_available() and isinstance(gradient, DTensor)
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether it is a DTensor, as FSDP2 makes of parameters and their gradients."""
+    return distributed.is_available() and isinstance(tensor, DTensor)
 
 
 def _square(gradient: Tensor) -> Tensor:
     """The square of a gradient's norm over all ranks, FP64; FP32 (FP64 for FP64 gradients) within."""
     local = _local(gradient)
     square = torch.linalg.vector_norm(local, dtype=torch.promote_types(local.dtype, torch.float32)).double().square()
-    if _is_sharded(gradient):
+    if is_sharded(gradient):
         for dimension, placement in enumerate(gradient.placements):
             if placement.is_partial():
                 raise PrecisionPassError("a gradient is a partial sum", where="precisionpass.clip_grad_norm_",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from precisionpass.errors import PrecisionPassError
+from precisionpass.hooks.gradient_norm import is_sharded
 
 
 @dataclass
@@ -33,7 +34,8 @@ class SpectralMonitor:
 
     Power iteration in FP32 from a fixed start, going on from the last vector at each `update`: 20 products at first, 2
     later. An estimate from below, within a few per cent where the two largest singular values are close. Waits for the
-    device: call it every few hundred steps. Raises PrecisionPassError (PP504) where nothing matches.
+    device: call it every few hundred steps. Under FSDP2 each matrix is gathered, one at a time, and every rank calls it.
+    Raises PrecisionPassError (PP504) where nothing matches.
     """
 
     def __init__(self, model: nn.Module, match: str = "*") -> None:
@@ -50,7 +52,7 @@ class SpectralMonitor:
     def update(self) -> dict[str, Spectrum]:
         """Look again; by name."""
         for name, weight in self._weights.items():
-            matrix = weight.detach().float()
+            matrix = (weight.full_tensor() if is_sharded(weight) else weight).detach().float()  # type: ignore[attr-defined]
             known = self.found.get(name)
             goes_on = known is not None and 0 < known.norm < torch.inf  # not from a vector of zeros or nan
             vector = known.vector if goes_on else _start(matrix)

@@ -118,6 +118,9 @@ def worker(rank, port, truth, figures, stepped):
             assert norm == pytest.approx(truth[0], rel=1e-5)
             for ours, theirs in zip(found, truth[1], strict=True):
                 torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-7)
+        sharded_norms = precisionpass.SpectralMonitor(fully_shard(fresh(), mesh=init_device_mesh("cpu", (2,)))).update()
+        for name, whole in precisionpass.SpectralMonitor(fresh()).update().items():
+            assert sharded_norms[name].norm == pytest.approx(whole.norm, rel=1e-5)
         sharded = with_masters(fully_shard(fresh().to(torch.bfloat16), mesh=init_device_mesh("cpu", (2,))), part)
         for ours, theirs in zip(sharded, stepped, strict=True):
             assert float((ours - theirs).abs().mean()) < 1e-3, "the step is 1e-2, and gradients are rounded"
