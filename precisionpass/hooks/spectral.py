@@ -34,7 +34,7 @@ class SpectralMonitor:
 
     Power iteration in FP32 from a fixed start, going on from the last vector at each `update`: 20 products at first, 2
     later. An estimate from below, within a few per cent where the two largest singular values are close. Waits for the
-    device: call it every few hundred steps. Under FSDP2 each matrix is gathered, one at a time, and every rank calls it.
+    device: call it every few hundred steps. Under FSDP2 matrices are gathered one by one: every rank calls it.
     Raises PrecisionPassError (PP504) where nothing matches.
     """
 
