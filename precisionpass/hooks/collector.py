@@ -115,6 +115,7 @@ class Collector:
     def finish(self, upstream: Tensor | None = None, output: Tensor | None = None) -> None:
         """Hand the figures on. upstream, output: dO and O, whose products the bias is measured against."""
         if self.row_sums is not None and upstream is not None and output is not None:
+            self.parts["bias_sequences"] = torch.full_like(self.row_sums[0], self.sequences)
             self.parts["bias"] = self.row_sums.sum(0)
             self.parts["bias_square"] = self.row_sums.square().sum(0)
             size = finite(upstream.float() * output.float()).abs()

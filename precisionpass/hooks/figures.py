@@ -24,6 +24,7 @@ SUMS = (
     "sequences",
     "rows",
     "scored_rows",
+    "bias_sequences",
     "bias",
     "bias_square",
     "bias_size",

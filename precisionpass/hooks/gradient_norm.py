@@ -22,8 +22,8 @@ def clip_grad_norm_(
     DTensors, and every rank calls this. Returns the norm before, a scalar: FP32 for each gradient, whatever its dtype,
     and FP64 over them, so that no 16-bit sum loses or overflows. `torch.nn.utils.clip_grad_norm_` sums BF16 gradients
     in BF16. max_norm=inf measures, and changes nothing.
-    Raises PrecisionPassError (PP502), the gradients as they were, where one is inf or nan; this waits for the device.
-    error_if_nonfinite=False does not wait, and leaves the gradients as they are there.
+    Raises PrecisionPassError (PP502), the gradients as they were, where the norm of one is inf or nan; this waits for
+    the device. error_if_nonfinite=False does not wait, and leaves the gradients as they are there.
     """
     if not max_norm > 0:
         raise PrecisionPassError(f"max_norm is {max_norm}", where="precisionpass.clip_grad_norm_", code="PP502",
@@ -39,8 +39,8 @@ def clip_grad_norm_(
         names = [name for name, parameter in named if parameter.grad is not None]
         wrong = [name for name, square in zip(names, squares.isfinite().tolist(), strict=True) if not square]
         raise PrecisionPassError(
-            f"the gradient of {wrong[0]} is not finite", where="precisionpass.clip_grad_norm_", code="PP502",
-            why=f"{len(wrong)} of {len(names)} gradients are not; scaling would spread it over all of them",
+            f"the norm of the gradient of {wrong[0]} is not finite", where="precisionpass.clip_grad_norm_",
+            code="PP502", why=f"{len(wrong)} of {len(names)} gradients are not; scaling would spread it over all of them",
             fix="skip the step, or look at the loss scale and at on_nonfinite",
         )  # fmt: skip
     scale = torch.where(total.isfinite() & (total > max_norm), max_norm / total, 1.0)

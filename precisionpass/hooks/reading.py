@@ -31,7 +31,8 @@ class Alarm:
 def read(totals: Tensor, records: Iterable[str]) -> dict[str, float | int | list[float]]:
     """Figures by name from [len(ROWS), heads] totals on the CPU; those that are not recorded are left out.
 
-    "sequences", and "max_logit_by_head" beside "max_logit", come on top of FIGURES.
+    "sequences", "bias_sequences" beside "delta_bias" (those with a backward), and "max_logit_by_head" beside
+    "max_logit" come on top of FIGURES.
     """
     row = {name: totals[position] for position, name in enumerate(ROWS)}
     found: dict[str, float | int | list[float]] = {"sequences": int(row["sequences"].max())}
@@ -56,6 +57,8 @@ def read(totals: Tensor, records: Iterable[str]) -> dict[str, float | int | list
         no_sample = figure.record == "delta_bias" and not float(row["bias_size"].sum())
         if figure.record in wanted and not never and not no_sample:
             found[name] = values[name]
+    if "delta_bias" in found:
+        found["bias_sequences"] = int(row["bias_sequences"].max())
     if "max_logit" in found:
         found["max_logit_by_head"] = row["max_logit"].tolist()
     return found
@@ -63,7 +66,7 @@ def read(totals: Tensor, records: Iterable[str]) -> dict[str, float | int | list
 
 def nearest_to_alarm(row: Mapping[str, Tensor]) -> tuple[float, float]:
     """(bias, t) of the head whose lesser share of both limits is the largest; (0, 0) without a sample of two."""
-    count = row["sequences"]
+    count = row["bias_sequences"]
     mean = row["bias"] / count.clamp(min=1)
     variance = (row["bias_square"] - count * mean.square()) / (count - 1).clamp(min=1)
     error = (variance.clamp(min=0) / count.clamp(min=1)).sqrt()
@@ -77,7 +80,7 @@ def nearest_to_alarm(row: Mapping[str, Tensor]) -> tuple[float, float]:
 def alarms(site: str, figures: Mapping[str, object], raises: bool = False) -> list[Alarm]:
     """What is wrong with a site, by its figures. raises: a gradient that is not finite counts."""
     found = []
-    sequences = figures["sequences"]
+    sequences = figures.get("bias_sequences", 0)
     bias, t = figures.get("delta_bias", 0.0), figures.get("delta_bias_t", 0.0)
     if sequences >= SEQUENCES and t > T_LIMIT and bias > BIAS_LIMIT:  # type: ignore[operator]
         what = f"the gradient has a bias of {bias:.1e}, {t:.0f} standard errors from 0 over {sequences} sequences"

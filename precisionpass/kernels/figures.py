@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from precisionpass.hooks.collector import Collector
 
 ROWS_AT_A_TIME = 64
-PLACE = {name: tl.constexpr(ROWS.index(name)) for name in ("sequences", "rows", "bias", "bias_square", "bias_size")}
-SEQUENCES, ALL_ROWS, BIAS, SQUARE, SIZE = PLACE.values()
+FOLDED = ("sequences", "rows", "bias_sequences", "bias", "bias_square", "bias_size")
+PLACE = {name: tl.constexpr(ROWS.index(name)) for name in FOLDED}
+SEQUENCES, ALL_ROWS, SAMPLES, BIAS, SQUARE, SIZE = PLACE.values()
 SUM_COUNT, ROW_COUNT = tl.constexpr(len(SUMS)), tl.constexpr(len(ROWS))
 
 
@@ -74,7 +75,7 @@ def fold(result, call, batch, heads, rows, BATCH: tl.constexpr, PADDED_ROWS: tl.
     sizes = tl.load(result + place + 1, mask=sequence < batch, other=0.0)
     row = tl.arange(0, PADDED_ROWS)
     value = tl.where(row < SUM_COUNT, 0.0, float("-inf")).to(tl.float64)
-    value = tl.where(row == SEQUENCES, batch.to(tl.float64), value)
+    value = tl.where((row == SEQUENCES) | (row == SAMPLES), batch.to(tl.float64), value)
     value = tl.where(row == ALL_ROWS, rows.to(tl.float64), value)
     value = tl.where(row == BIAS, tl.sum(sums, 0), value)
     value = tl.where(row == SQUARE, tl.sum(sums * sums, 0), value)

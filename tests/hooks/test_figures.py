@@ -110,6 +110,19 @@ def test_what_is_not_finite_is_counted_and_spoils_no_other_figure():
     assert all(math.isfinite(value) for name, value in figures.items() if isinstance(value, float))
 
 
+def test_a_forward_without_a_backward_does_not_dilute_the_bias():
+    q, k, v = tensors(torch.bfloat16)
+
+    def both(handle, forwards):
+        step(handle, q, k, v, delta="output")
+        for _ in range(forwards):
+            attention(q, k, v, record=handle, record_forward=True)
+
+    alone, mixed = (recorded(lambda handle, count=count: both(handle, count)) for count in (0, 20))
+    assert (mixed["sequences"], mixed["bias_sequences"], alone["bias_sequences"]) == (42, 2, 2)
+    assert mixed["delta_bias_t"] == alone["delta_bias_t"] > 0 and mixed["delta_bias"] == alone["delta_bias"]
+
+
 def test_grouped_keys_and_packed_sequences():
     q, k, v = tensors(heads=4, key_heads=2)
     assert recorded(lambda handle: step(handle, q, k, v))["amax_grad_k"] > 0
