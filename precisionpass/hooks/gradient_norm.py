@@ -40,8 +40,8 @@ def clip_grad_norm_(
         wrong = [name for name, square in zip(names, squares.isfinite().tolist(), strict=True) if not square]
         raise PrecisionPassError(
             f"the norm of the gradient of {wrong[0]} is not finite", where="precisionpass.clip_grad_norm_",
-            why=f"{len(wrong)} of {len(names)} gradients are not; scaling would spread it over all of them", code="PP502",
-            fix="skip the step, or look at the loss scale and at on_nonfinite",
+            why=f"{len(wrong)} of {len(names)} gradients are not; scaling would spread it over all of them",
+            fix="skip the step, or look at the loss scale and at on_nonfinite", code="PP502",
         )  # fmt: skip
     scale = torch.where(total.isfinite() & (total > max_norm), max_norm / total, 1.0)
     for gradient in gradients:
