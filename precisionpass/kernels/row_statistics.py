@@ -31,7 +31,7 @@ class RowStatistics:
         arguments = plan.arguments
         self.arguments, self.saved, self.upstream = arguments, saved, upstream
         self.residual = saved.residual if arguments.delta == "residual" and saved.has_residual else None
-        missing = arguments.delta == "residual" and arguments.rounds and self.residual is None
+        missing = arguments.delta == "residual" and self.residual is None
         # What arrives through P joins dP, whose mean is not in the output: delta has to be summed anew.
         self.recompute = arguments.delta == "recompute" or missing or gradients.probabilities is not None
         self.lse_gradient = gradients.lse.to(torch.float32).contiguous() if gradients.lse is not None else None

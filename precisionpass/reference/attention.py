@@ -7,7 +7,7 @@
     lse  = s + log(l)
     backward:  P = exp(S - lse);  delta = sum dO*(O + r8*ulp(O)/254) - dlse;  dS = P*(dP - delta)
 
-FP32 and FP64 inputs are not rounded anywhere, so they have no residual.
+FP32 and FP64 inputs are not rounded anywhere, so they have no residual; delta is rowsum(P dP) / rowsum(P) - dlse.
 
 With FP8 products the operands are cast first, and stand for what they were cast to. exp(s) is rounded up to a power of
 two, so that P is rounded alike in every block; Pb = fp8(2^8 P) / 2^8, lse = s + log(lb), and there is no residual.

@@ -119,16 +119,16 @@ def _delta(
     """The row's mean of dP under P, [sequences, heads, rows, 1], less the gradient of the lse.
 
     From the saved output where delta is "output"; from output and residual where it is "residual" and the forward
-    kept one (or did not round); else summed again from P and dP, which needs nothing saved.
+    kept one; else summed again from P and dP, which needs nothing saved. So it is in FP32, where nothing is rounded: on
+    a saturated row dP and delta are all but equal, and only a delta of the same dP leaves the right difference.
     """
     place = (block.batch, block.heads, block.rows)
-    lost = arguments.delta == "residual" and arguments.rounds and not saved.has_residual
-    if arguments.delta == "recompute" or lost:
+    if arguments.delta == "recompute" or (arguments.delta == "residual" and not saved.has_residual):
         share = weights.sum(-1, keepdim=True) + sink
         delta = (weights * slope).sum(-1, keepdim=True).div_(share.masked_fill(share == 0, 1.0))
     else:
         output = saved.output[place]
-        if arguments.delta == "residual" and arguments.rounds:
+        if arguments.delta == "residual":
             output = decode_residual(output, saved.residual[place])
         delta = (upstream[place].to(weights.dtype) * output).sum(-1, keepdim=True)
         if extra is not None:
