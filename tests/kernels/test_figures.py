@@ -1,9 +1,5 @@
 """What the kernels record: in Triton's interpreter against the reference, and compiled for GPUs that are not there."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,14 +11,11 @@ from precisionpass.hooks.recorder import Recorder
 from precisionpass.kernels import attention
 from precisionpass.ops.arguments import Gradients, Saved
 from tests.kernels.compiling import compiling_for, example
-
-ROOT = Path(__file__).parents[2]
+from tests.kernels.interpreted import interpreted
 
 
 def test_the_kernels_record_what_the_reference_does():
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.kernels.check_figures"]
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    result = interpreted("check_figures")
     assert result.returncode == 0, result.stdout + result.stderr[-2000:]
     assert result.stdout.count("right") >= 12
 

@@ -1,11 +1,7 @@
 """The FP8 forward of the kernels: its logic by the interpreter, its binaries for GPUs that are not there."""
 
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,15 +13,13 @@ from triton.backends.compiler import GPUTarget
 from precisionpass.kernels.attention import supports
 from tests.kernels import compiling
 from tests.kernels.compiling import compile_attention, compiling_for, example
+from tests.kernels.interpreted import interpreted
 
-ROOT = Path(__file__).parents[2]
 BOTH = "qk=fp8_e4m3 pv=fp8_e4m3"
 
 
 def test_it_agrees_with_the_reference():
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.kernels.check_fp8"]
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    result = interpreted("check_fp8")
     assert result.returncode == 0, result.stdout + result.stderr[-2000:]
     assert result.stdout.count("right") == 23
 

@@ -1,9 +1,5 @@
 """Norm and softmax kernels without a GPU: their logic by the interpreter, and binaries for GPUs that are not there."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,15 +9,13 @@ pytest.importorskip("triton")
 from precisionpass.kernels import rows
 from tests.kernels.check_rows import CASES, SOFTMAXES
 from tests.kernels.compiling import SHARED_MEMORY_LIMIT, TARGETS, compiling_for
+from tests.kernels.interpreted import interpreted
 
 SPILLED = 64  # bytes a thread that may leave the registers, so that another program fits beside
-ROOT = Path(__file__).parents[2]
 
 
 def test_every_case_agrees_with_float64():
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.kernels.check_rows"]
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    result = interpreted("check_rows")
     assert result.returncode == 0, result.stdout + result.stderr[-2000:]
     assert result.stdout.count("right") >= 2 * len(CASES) + 4 * len(SOFTMAXES)
 

@@ -33,9 +33,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from precisionpass.kernels import masks
 from precisionpass.kernels.hopper.pieces import LOG2_E, barriers, flat
-from precisionpass.kernels.hopper.schedule import Sizes, slot
+from precisionpass.kernels.hopper.schedule import LENGTHS, Sizes, slot
 
-LENGTHS = ["heads", "group", "query_count", "key_count", "left", "right", "diagonal", "head_group", "batch_heads"]
 KEYS = gl.constexpr(64)  # of a consumer
 
 

@@ -44,9 +44,7 @@ from precisionpass.kernels.hopper.pieces import (
     flat,
     multiply,
 )
-from precisionpass.kernels.hopper.schedule import Sizes, hand_out, key_blocks, slot, take, tile_count, tile_of
-
-LENGTHS = ["heads", "group", "query_count", "key_count", "left", "right", "diagonal", "head_group", "batch_heads"]
+from precisionpass.kernels.hopper.schedule import LENGTHS, Sizes, hand_out, key_blocks, slot, take, tile_count, tile_of
 
 
 class Results(NamedTuple):

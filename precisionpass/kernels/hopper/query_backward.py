@@ -22,9 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from precisionpass.kernels.hopper.pieces import CONSUMERS, LOG2_E, ROWS, barriers, bounded, flat
-from precisionpass.kernels.hopper.schedule import Sizes, key_blocks, slot, tile_of
-
-LENGTHS = ["heads", "group", "query_count", "key_count", "left", "right", "diagonal", "head_group", "batch_heads"]
+from precisionpass.kernels.hopper.schedule import LENGTHS, Sizes, key_blocks, slot, tile_of
 
 
 class Memory(NamedTuple):

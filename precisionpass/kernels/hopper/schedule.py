@@ -32,7 +32,7 @@ class Schedule:
 
 
 class Sizes(NamedTuple):
-    """Run-time numbers of an attention, as the kernels' LENGTHS name them.
+    """Run-time numbers of an attention; the kernels take each as an argument of that name.
 
     head_group: heads whose tiles are taken side by side, so that their K and V stay in the L2 cache.
     """
@@ -46,6 +46,10 @@ class Sizes(NamedTuple):
     diagonal: int
     head_group: int
     batch_heads: int
+
+
+LENGTHS = list(Sizes._fields)
+"""Arguments of the kernels for which no binary of its own is made."""
 
 
 @gluon.jit
